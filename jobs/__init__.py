@@ -1,0 +1,1 @@
+"""Job scripts and programs to run or to copy."""

@@ -1,0 +1,1 @@
+"""Simulated Neuron devices, compiler and runtime."""

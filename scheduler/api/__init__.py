@@ -1,0 +1,1 @@
+"""Shared types of clusterctl: records, wire messages, frames, host lists, times, errors."""
