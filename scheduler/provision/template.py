@@ -7,9 +7,17 @@ import difflib
 from neuron_runtime.device import INSTANCE_TYPES
 from scheduler.config import MAX_NODES, ConfigError
 
+#: What ``clusterctl up`` makes when nothing is said.
+DEFAULT_TYPE = "trn1.32xlarge"
+DEFAULT_NODES = 4
+DEFAULT_SPARES = 1
+
 
 def default_text(
-    name: str = "local", instance_type: str = "trn1.32xlarge", nodes: int = 4, spares: int = 1
+    name: str = "local",
+    instance_type: str = DEFAULT_TYPE,
+    nodes: int = DEFAULT_NODES,
+    spares: int = DEFAULT_SPARES,
 ) -> str:
     """The text of a cluster file of local nodes, as ``clusterctl up`` writes it.
 
