@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import ipaddress
 import os
 import re
+import socket
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,8 +132,19 @@ class ClusterConfig:
         ]
 
     def hosts(self) -> dict[str, str]:
-        """Address of every node by name (what /etc/hosts of local nodes gets)."""
-        return {name: spec.address for name, spec in self.specs.items()}
+        """Numeric address of every node by name: what /etc/hosts of the nodes gets.
+
+        Nodes whose address is itself a name are left to the resolver.
+        """
+        return {n: s.address for n, s in self.specs.items() if _is_numeric(s.address)}
+
+    def machines(self) -> dict[str, str]:
+        """Which machine each node is on, by name: local nodes share this one."""
+        own = socket.gethostname()
+        return {
+            name: own if spec.transport == "local" else spec.address
+            for name, spec in self.specs.items()
+        }
 
     def transport_for(self, name: str) -> Transport:
         """What opens links to node ``name``: one object for all nodes of a kind.
@@ -156,6 +169,14 @@ class ClusterConfig:
 
 
 _FIELDS: tuple[str, ...] = Settings.__struct_fields__
+
+
+def _is_numeric(address: str) -> bool:
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return True
 
 
 def home_dir() -> Path:
@@ -227,6 +248,12 @@ class _Reader:
             if name in ("nodes", "partitions"):
                 continue
             values[name] = self._table(document.get(name, {}), keys, name)
+        if values["timeouts"]["node_timeout_s"] <= values["timeouts"]["heartbeat_s"]:
+            self._problem(
+                "[timeouts] node_timeout_s must be longer than heartbeat_s",
+                "timeouts",
+                "heartbeat_s",
+            )
         specs = self._nodes(document.get("nodes", {}), values["ssh"])
         partitions = self._partitions(document.get("partitions", {}), specs)
         if self.problems:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scheduler.api import times
+from scheduler.core.state import Settings
 
 Check = Callable[[object], Any]
 
@@ -130,42 +131,45 @@ def duration(value: object) -> int | None:
     return None if limit is None or limit < 0 else limit
 
 
+_CORE = Settings()
+
+
+def _core(name: str, kind: str, check: Check, setting: str = "") -> Key:
+    """A key that sets the core's ``setting`` (by default of the same name) and has its default."""
+    setting = setting or name
+    return Key(name, kind, check, getattr(_CORE, setting), setting=setting)
+
+
 CLUSTER = (
-    Key("name", "text", cluster_name, "local", setting="cluster"),
+    _core("name", "text", cluster_name, "cluster"),
     Key("isolate", "boolean", boolean, True),
 )
 
 SCHEDULING = (
-    Key(
-        "enforce_part_limits",
-        "ALL or NO",
-        one_of("ALL", "NO"),
-        "ALL",
-        setting="enforce_part_limits",
-    ),
-    Key("backfill", "boolean", boolean, True, setting="backfill"),
-    Key("job_requeue", "boolean", boolean, True, setting="job_requeue"),
-    Key("max_array_size", "integer", integer(1, 4_000_001), 1001, setting="max_array_size"),
-    Key("max_job_count", "integer", integer(1, 10_000_000), 100_000, setting="max_job_count"),
-    Key("first_job_id", "integer", integer(1, 0x03FFFFFF), 1, setting="first_job_id"),
-    Key("return_to_service", "integer", integer(0, 2), 1, setting="return_to_service"),
-    Key("default_mem_per_cpu_mib", "integer", integer(0), 0, setting="default_mem_per_cpu_mib"),
+    _core("enforce_part_limits", "ALL or NO", one_of("ALL", "NO")),
+    _core("backfill", "boolean", boolean),
+    _core("job_requeue", "boolean", boolean),
+    _core("max_array_size", "integer", integer(1, 4_000_001)),
+    _core("max_job_count", "integer", integer(1, 10_000_000)),
+    _core("first_job_id", "integer", integer(1, 0x03FFFFFF)),
+    _core("return_to_service", "integer", integer(0, 2)),
+    _core("default_mem_per_cpu_mib", "integer", integer(0)),
 )
 
 PRIORITY = (
-    Key("weight_age", "integer", integer(0), 1000, setting="priority_weight_age"),
-    Key("max_age_s", "seconds", seconds(1), 604800.0, setting="priority_max_age_s"),
-    Key("weight_size", "integer", integer(0), 1000, setting="priority_weight_size"),
-    Key("weight_partition", "integer", integer(0), 1000, setting="priority_weight_partition"),
+    _core("weight_age", "integer", integer(0), "priority_weight_age"),
+    _core("max_age_s", "seconds", seconds(1), "priority_max_age_s"),
+    _core("weight_size", "integer", integer(0), "priority_weight_size"),
+    _core("weight_partition", "integer", integer(0), "priority_weight_partition"),
 )
 
 TIMEOUTS = (
     Key("heartbeat_s", "seconds", seconds(0.05, 3600), 5.0),
-    Key("node_timeout_s", "seconds", seconds(0.2, 86400), 10.0, setting="node_timeout_s"),
-    Key("launch_timeout_s", "seconds", seconds(1, 86400), 60.0, setting="launch_timeout_s"),
-    Key("kill_wait_s", "seconds", seconds(0, 86400), 30.0, setting="kill_wait_s"),
-    Key("requeue_delay_s", "seconds", seconds(0, 86400), 1.0, setting="requeue_delay_s"),
-    Key("min_job_age_s", "seconds", seconds(0), 300.0, setting="min_job_age_s"),
+    _core("node_timeout_s", "seconds", seconds(0.2, 86400)),
+    _core("launch_timeout_s", "seconds", seconds(1, 86400)),
+    _core("kill_wait_s", "seconds", seconds(0, 86400)),
+    _core("requeue_delay_s", "seconds", seconds(0, 86400)),
+    _core("min_job_age_s", "seconds", seconds(0)),
 )
 
 SSH = (

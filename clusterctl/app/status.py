@@ -83,7 +83,9 @@ def render(status: dict[str, Any]) -> str:
     if "uptime_s" in controller:
         head += f", up {uptime(controller['uptime_s'])}"
     queue = ", ".join(f"{count} {state.lower()}" for state, count in status["queue"].items())
-    rows = [("NODE", "STATE", "TYPE", "CPUS", "NEURONCORES", "JOBS", "AGENT", "REASON")]
+    rows: list[tuple[str, ...]] = [
+        ("NODE", "STATE", "TYPE", "CPUS", "NEURONCORES", "JOBS", "AGENT", "REASON")
+    ]
     rows.extend(_row(node) for node in status["nodes"])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     table = "\n".join(
