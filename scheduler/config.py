@@ -16,7 +16,7 @@ import socket
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from neuron_runtime.device import INSTANCE_TYPES, InstanceType
 from scheduler.api import hostlist
@@ -24,9 +24,6 @@ from scheduler.api.errors import Rejected
 from scheduler.api.records import Device, Node, Partition
 from scheduler.configkeys import NODES, PARTITIONS, SECTIONS, Key, find_line
 from scheduler.core.state import Settings
-
-if TYPE_CHECKING:
-    from scheduler.transport.base import Transport
 
 #: Name of the cluster file in a cluster's home.
 FILE_NAME = "cluster.toml"
@@ -105,7 +102,6 @@ class ClusterConfig:
     specs: dict[str, NodeSpec]
     _settings: Settings
     _partitions: tuple[Partition, ...]
-    _transports: dict[str, Transport] = field(default_factory=dict)
 
     def settings(self) -> Settings:
         """The values that decide the core's behaviour (a fresh copy)."""
@@ -146,22 +142,9 @@ class ClusterConfig:
             for name, spec in self.specs.items()
         }
 
-    def transport_for(self, name: str) -> Transport:
-        """What opens links to node ``name``: one object for all nodes of a kind.
-
-        Whoever uses them closes them.  (Imported here, as asyncssh takes 0.2 s.)
-        """
-        kind = self.specs[name].transport
-        if kind not in self._transports:
-            if kind == "ssh":
-                from scheduler.transport.ssh import SshTransport
-
-                self._transports[kind] = SshTransport(self)
-            else:
-                from scheduler.transport.local import LocalTransport
-
-                self._transports[kind] = LocalTransport(self)
-        return self._transports[kind]
+    def transport_for(self, name: str) -> str:
+        """``local`` or ``ssh``: the kind of transport that opens links to node ``name``."""
+        return self.specs[name].transport
 
     def node_dir(self, name: str) -> Path:
         """The directory of a local node: its agent's state, socket and devices."""

@@ -125,15 +125,14 @@ def env(
 ) -> None:
     """Print the shell line that puts sbatch, squeue, ... on PATH: eval "$(clusterctl env)"."""
     from scheduler.api.errors import Rejected, Unavailable
-    from scheduler.provision import dropins
-    from scheduler.provision.local import HomePaths
+    from scheduler.provision.local import HomePaths, write_dropins
 
     if shell not in ("bash", "zsh", "sh", "fish"):
         raise Rejected(f"unknown shell {shell!r}: bash, zsh, sh or fish")
     home = home_dir()
     folder = HomePaths(home).bin
     try:
-        dropins.write(folder, {"CLUSTERCTL_HOME": str(home)})
+        write_dropins(HomePaths(home))
     except OSError as error:
         raise Unavailable(f"cannot write {folder}: {error.strerror}") from None
     path, name = shlex.quote(str(folder)), shlex.quote(str(home))

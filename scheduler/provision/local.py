@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import socket
 import sys
@@ -38,8 +39,8 @@ class HomePaths:
 
     @property
     def controller_log(self) -> Path:
-        """What the controller prints."""
-        return self.home / "controller.log"
+        """What the controller prints (its log proper is ``log/controller.log``)."""
+        return self.home / "log" / "controller.out"
 
     @property
     def controller_pid(self) -> Path:
@@ -117,8 +118,6 @@ def accepts(path: Path, timeout_s: float = 2.0) -> bool:
         return False
     finally:
         if fd is not None:
-            import os
-
             os.close(fd)
 
 
@@ -140,11 +139,20 @@ def start_agent(node_dir: Path, document: dict[str, Any]) -> proc.ProcessId:
         return process
 
 
+def write_dropins(paths: HomePaths) -> None:
+    """The drop-in commands of the cluster at ``paths``; both variables, so that a job of one
+    cluster can call another one's by path."""
+    dropins.write(
+        paths.bin, {"CLUSTERCTL_HOME": str(paths.home), "CLUSTERCTL_SOCKET": str(paths.socket)}
+    )
+
+
 def prepare_home(config: ClusterConfig) -> None:
     """Everything of a home that must be there before jobs run: drop-ins, node directories."""
     paths = HomePaths(config.home)
     paths.nodes.mkdir(parents=True, exist_ok=True)
-    dropins.write(paths.bin, {"CLUSTERCTL_HOME": str(config.home)})
+    paths.controller_log.parent.mkdir(exist_ok=True)
+    write_dropins(paths)
     for name, spec in config.specs.items():
         if spec.transport == "local":
             make_node_dir(config.node_dir(name), node_document(config, name))
