@@ -242,7 +242,9 @@ class Job(Struct):
     restarts: int = 0
     attempt: int = 0
     dependency: str = ""  # what is left of it, Slurm's form with states
-    deps: list[tuple[str, str]] = msgspec.field(default_factory=list)  # unmet: (kind, "12" or "12_3")
+    deps: list[tuple[str, str]] = msgspec.field(
+        default_factory=list
+    )  # unmet: (kind, "12" or "12_3")
     dep_any: bool = False  # '?' separated: one is enough
     kill_on_invalid_dep: bool = False
     array_job_id: int = 0  # 0: not an array
