@@ -5,6 +5,8 @@ Only what this controller really has; a name that means nothing here is left out
 
 from __future__ import annotations
 
+import os
+import pwd
 import time
 from pathlib import Path
 
@@ -25,12 +27,19 @@ def _days(value_s: float) -> str:
     return f"{days}-{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
 
 
+def _own_name() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
 def config_values(
-    state: State, home: Path, config_path: Path, host: str, user: str, uid: int, started_s: float
+    state: State, home: Path, config_path: Path, host: str, started_s: float
 ) -> dict[str, str]:
     """Printed values by name, in Slurm's (alphabetical) order."""
     s = state.settings
-    yes_no = "ALL" if s.enforce_part_limits == "ALL" else s.enforce_part_limits
+    user = f"{_own_name()}({os.getuid()})"
     values = {
         "AccountingStorageEnforce": "none",
         "AccountingStorageHost": "localhost",
@@ -42,7 +51,7 @@ def config_values(
         "ClusterName": s.cluster,
         "DefMemPerNode": "UNLIMITED",
         "DisableRootJobs": "No",
-        "EnforcePartLimits": yes_no,
+        "EnforcePartLimits": s.enforce_part_limits,
         "FirstJobId": str(s.first_job_id),
         "GresTypes": "neuron,neuroncore",
         "JobRequeue": str(int(s.job_requeue)),
@@ -63,12 +72,12 @@ def config_values(
         "SchedulerType": "sched/backfill" if s.backfill else "sched/builtin",
         "SelectType": "select/cons_res",
         "SelectTypeParameters": "CR_CORE_MEMORY",
-        "SlurmUser": f"{user}({uid})",
+        "SlurmUser": user,
         "SlurmctldHost[0]": host,
         "SlurmctldLogFile": str(home / "log" / "controller.log"),
         "SlurmctldTimeout": _seconds(s.node_timeout_s),
         "SlurmdTimeout": _seconds(s.node_timeout_s),
-        "SlurmdUser": f"{user}({uid})",
+        "SlurmdUser": user,
         "SLURM_CONF": str(config_path),
         "SLURM_VERSION": SLURM_VERSION,
         "StateSaveLocation": str(home),

@@ -44,7 +44,7 @@ class JsonFormatter(logging.Formatter):
 class _QuietRotation(logging.handlers.RotatingFileHandler):
     """A log that cannot be written (full disk) is no reason to print or to stop."""
 
-    def handleError(self, record: logging.LogRecord) -> None:
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         """Drop the record."""
 
 

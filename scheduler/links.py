@@ -144,8 +144,7 @@ class Links:
         self._stopping = False
 
     def start(self) -> None:
-        """Begin to dial all nodes."""
-        self._open.set()
+        """Have a task for every node; they dial from ``resume`` on."""
         for name, node in self._nodes.items():
             node.task = asyncio.create_task(self._run(name, node), name=f"link {name}")
 
@@ -168,7 +167,7 @@ class Links:
             node.task = asyncio.create_task(self._run(name, node), name=f"link {name}")
 
     def resume(self) -> None:
-        """Dial again after ``reset``."""
+        """Dial; after ``start`` and after ``reset``."""
         self._open.set()
 
     # ------------------------------------------------------------------ outgoing

@@ -117,7 +117,9 @@ class Session:
         except Exception:
             # One request that we cannot handle must not end the controller.
             log.exception("request failed", extra={"request": type(request).__name__})
-            self.answer(wire.Error(code="error", message="Internal error of the controller (logged)"))
+            self.answer(
+                wire.Error(code="error", message="Internal error of the controller (logged)")
+            )
 
     def was_closed(self) -> None:
         """The peer is gone."""

@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 
 from scheduler.api import agentwire, wire
-from scheduler.api.errors import Denied
 from scheduler.api.records import Step, TaskExit, TaskLayout
 from scheduler.api.text import unpack
 from scheduler.core.state import State
@@ -107,7 +106,7 @@ class StepHub:
         if stream is None or stream.attempt != step.attempt:
             stream = self._new(step)
         if stored is not None and key not in state.steps and stream.done is None:
-            stream.done = _record(stored)
+            stream.done = final_record(stored)
             stream.started = dict(zip(step.layout.nodes, step.layout.tasks, strict=True))
         stream.cancel_timer()
         previous = stream.session
@@ -357,17 +356,8 @@ class StepHub:
         return len(self._streams)
 
 
-def _record(step: Step) -> dict[str, Any]:
+def final_record(step: Step) -> dict[str, Any]:
     """The final Step record for ``StepEvent.done``."""
     view: dict[str, Any] = msgspec.to_builtins(step, str_keys=True)
     view.pop("spec", None)
     return view
-
-
-def check_owner(session: Session, uid: int, admin: bool) -> None:
-    """Raises ``Denied`` unless the caller owns the job or is an administrator."""
-    if not admin and session.uid != uid:
-        raise Denied("Access/permission denied")
-
-
-final_record = _record

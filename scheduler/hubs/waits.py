@@ -29,15 +29,18 @@ class WaitHub:
         """Answer now or when it is so.  Raises ``NotFound`` for an unknown id."""
         if request.until not in _UNTIL:
             raise Rejected(f"Cannot wait until {request.until!r}; known: {', '.join(_UNTIL)}")
-        records = _members(state, request.job_id)
-        if not records and not self._reader.job(request.job_id):
+        if not self.records(state, request.job_id):
             raise NotFound("Invalid job id specified")
-        if _reached(records, request.until):
+        if _reached(_members(state, request.job_id), request.until):
             session.answer(self._view(state, request.job_id, now_s))
             return
         entry = (session, request.until)
         self._waits.setdefault(request.job_id, []).append(entry)
         session.on_closed.append(lambda: self._gone(request.job_id, entry))
+
+    def records(self, state: State, job_id: int) -> list[Job]:
+        """The job, or all of an array, from memory, else from the store."""
+        return _members(state, job_id) or self._reader.job(job_id)
 
     def _gone(self, job_id: int, entry: tuple[Session, str]) -> None:
         entries = self._waits.get(job_id, [])
