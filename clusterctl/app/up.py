@@ -264,7 +264,7 @@ def _why_missing(
         why = errors.get(name) or f"{name}: no answer"
         text = why if why.startswith(name) else f"{name}: {why}"
         if name in config.specs and config.specs[name].transport == "local":
-            text += f" (log: {config.node_dir(name) / 'agent.log'})"
+            text += f" (log: {config.node_dir(name) / 'agent.out'})"
         lines.append(f"  {text}")
     if len(missing) > 10:
         lines.append(f"  and {len(missing) - 10} more")

@@ -1,7 +1,8 @@
 """Local nodes: a directory and an agent process each, on this machine.
 
-``NODE_DIR`` (``HOME/nodes/NAME``) holds ``node.json`` (what the agent is told), ``agent.sock``
-(its socket), ``agent.pid`` (its identity), ``agent.log`` and whatever the agent keeps there.
+``NODE_DIR`` (``HOME/nodes/NAME``) holds ``node.json`` (what the agent is told), ``agent.sock`` and
+whatever else the agent keeps there; ``agent.ident`` (the process that was started last) and
+``agent.out`` (what it prints) are ours.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def agent_command(node_dir: Path, python: str = "") -> list[str]:
 
 def agent_process(node_dir: Path) -> proc.ProcessId | None:
     """The running agent of ``node_dir``, None when there is none."""
-    return proc.running(node_dir / "agent.pid")
+    return proc.running(node_dir / "agent.ident")
 
 
 def accepts(path: Path, timeout_s: float = 2.0) -> bool:
@@ -134,8 +135,8 @@ def start_agent(node_dir: Path, document: dict[str, Any]) -> proc.ProcessId:
             return process
         make_node_dir(node_dir, document)
         environment = proc.daemon_environment({"CLUSTERCTL_HOME": str(document["home"])})
-        process = proc.spawn_detached(agent_command(node_dir), node_dir / "agent.log", environment)
-        proc.write_pid_file(node_dir / "agent.pid", process)
+        process = proc.spawn_detached(agent_command(node_dir), node_dir / "agent.out", environment)
+        proc.write_pid_file(node_dir / "agent.ident", process)
         return process
 
 

@@ -53,10 +53,10 @@ def _wait(node_dir: Path, process: proc.ProcessId) -> None:
         if local.accepts(node_dir / "agent.sock"):
             return
         if not alive:
-            line = proc.last_line(node_dir / "agent.log")
+            line = proc.last_line(node_dir / "agent.out")
             raise OSError(f"the agent ended at its start: {line}")
         if time.monotonic() > deadline:
-            raise OSError(f"the agent (pid {process.pid}) does not listen: {node_dir}/agent.log")
+            raise OSError(f"the agent (pid {process.pid}) does not listen: {node_dir}/agent.out")
         time.sleep(pause_s)
         pause_s = min(pause_s * 1.5, 0.2)
 

@@ -49,7 +49,7 @@ class LocalTransport:
             if link is not None:
                 return link
             if not alive:
-                line = proc.last_line(node_dir / "agent.log")
+                line = proc.last_line(node_dir / "agent.out")
                 raise Unavailable(f"{node}: the agent ended at its start: {line}")
             if asyncio.get_running_loop().time() > deadline:
                 raise Unavailable(

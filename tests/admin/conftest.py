@@ -13,7 +13,7 @@ from tests.admin.sshd import Sshd, find_sshd, make_key, make_sshd
 
 def end_all(folder: Path) -> None:
     """End every agent and controller whose identity is recorded below ``folder``."""
-    for name in ("controller.pid", "agent.pid"):
+    for name in ("controller.pid", "agent.ident"):
         for file in folder.rglob(name):
             process = proc.running(file)
             if process is not None:
@@ -28,7 +28,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("CLUSTERCTL_HOME", str(folder))
     yield folder
     end_all(tmp_path)
-    assert not [f for f in tmp_path.rglob("agent.pid") if local.agent_process(f.parent)]
+    assert not [f for f in tmp_path.rglob("agent.ident") if local.agent_process(f.parent)]
 
 
 @pytest.fixture
