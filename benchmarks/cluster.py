@@ -137,7 +137,8 @@ def bench_srun(work: Path) -> dict[str, Any]:
             "json.dump(xs,open(sys.argv[1],'w'))\n"
         )
         script.write_text(
-            f"#!/bin/bash\nPATH={os.environ['PATH']} {sys.executable} -c \"{loop}\" {result} '{argv}'\n"
+            f"#!/bin/bash\nPATH={os.environ['PATH']} "
+            f"{sys.executable} -c \"{loop}\" {result} '{argv}'\n"
         )
         per = ["--ntasks-per-node=1"] if nodes == "-N4" else []
         run("sbatch", nodes, *per, "-W", "-o", str(work / f"srun.{name}.log"), str(script))
@@ -187,7 +188,8 @@ def bench_mpi(work: Path) -> dict[str, Any]:
     script = work / "init.sh"
     script.write_text(
         "#!/bin/bash\nfor i in 1 2 3 4 5; do\n"
-        f"echo start $(date +%s.%N)\nsrun -N2 --ntasks-per-node=4 {sys.executable} {program}\ndone\n"
+        "echo start $(date +%s.%N)\n"
+        f"srun -N2 --ntasks-per-node=4 {sys.executable} {program}\ndone\n"
     )
     log = work / "init.log"
     run("sbatch", "-N2", "--ntasks-per-node=4", "-W", "-o", str(log), str(script))

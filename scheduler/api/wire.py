@@ -259,7 +259,11 @@ class Ok(Message):
 
 
 class Error(Message):
-    """``code`` is one of :mod:`scheduler.api.errors`, ``message`` Slurm's text."""
+    """``code`` is one of :mod:`scheduler.api.errors`, ``message`` Slurm's text.
+
+    ``warning``, when set, is a sentence more (which limit, what to do), printed as an error
+    line of its own before the message.
+    """
 
     code: str
     message: str
