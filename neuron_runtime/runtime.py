@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import os
 import threading
-import time
+import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from neuron_runtime import env, tensors
 from neuron_runtime.backends.numpy_backend import NumpyExecutable
+from neuron_runtime.collectives import MpiCollectives, SoloCollectives
 from neuron_runtime.corelock import CoreBusy
 from neuron_runtime.counters import Counters
 from neuron_runtime.device import INSTANCE_TYPES
 from neuron_runtime.devicedir import DeviceDir, DeviceDirError, from_environment
 from neuron_runtime.errors import NRT_STATUS, NrtError
-from neuron_runtime.neff import Neff
+from neuron_runtime.neff import Neff, read_neff
 from neuron_runtime.rtlog import Level, log
 
 
@@ -72,17 +73,62 @@ def _wanted_cores(directory: DeviceDir, config: env.RuntimeConfig) -> tuple[int,
     return tuple(free[: config.num_cores])
 
 
-@dataclass
+@dataclass(frozen=True)
+class TensorInfo:
+    """One entry of nrt_get_model_tensor_info.
+
+    ``usage`` is ``INPUT`` or ``OUTPUT``, ``size`` bytes, ``dtype`` NumPy's (or ml_dtypes') name,
+    ``nrt_dtype`` its number in nrt.h (0: the header has none).
+    """
+
+    name: str
+    usage: str
+    size: int
+    dtype: str
+    nrt_dtype: int
+    shape: tuple[int, ...]
+
+
+#: nrt_dtype_t by NumPy name.
+NRT_DTYPES = {
+    "uint64": 1,
+    "int8": 2,
+    "uint8": 3,
+    "int16": 4,
+    "uint16": 5,
+    "bfloat16": 6,
+    "float16": 7,
+    "int32": 8,
+    "uint32": 9,
+    "float32": 0xA,
+    "int64": 0xC,
+    "float8_e4m3fn": 0xE,
+    "float8_e5m2": 0xF,
+}
+
+
+def tensor_infos(neff: Neff) -> list[TensorInfo]:
+    """Inputs, then outputs, of one rank's program."""
+    return [
+        TensorInfo(t.name, usage, t.nbytes, t.dtype, NRT_DTYPES.get(t.dtype, 0), t.shape)
+        for usage, group in (("INPUT", neff.manifest.inputs), ("OUTPUT", neff.manifest.outputs))
+        for t in group
+    ]
+
+
+@dataclass(eq=False)
 class Model:
-    """A loaded model: handle of nrt_load, used by nrt_execute until nrt_unload."""
+    """A loaded model: handle of nrt_load, used by nrt_execute until nrt_unload.
+
+    ``reserved`` is the device memory counted for it, by category; ``blocks`` what its executable
+    allocated.
+    """
 
     neff: Neff
     core_id: int
     executable: NumpyExecutable
-    blocks: list[tensors.Block]
-    code_bytes: int
-    loaded: bool = True
-    executions: int = 0
+    reserved: dict[str, int]
+    blocks: list[tensors.Block] = field(default_factory=list)
 
 
 class Runtime:
@@ -112,13 +158,9 @@ class Runtime:
         }
         self.counters = Counters(self.directory, self.arenas)
         self.models: list[Model] = []
-        self.collectives: Any = None
-        self._locks = {core: threading.Lock() for core in self.cores}
-
-    @property
-    def target(self) -> str:
-        """What a NEFF must have been compiled for."""
-        return INSTANCE_TYPES[self.directory.instance_type].target
+        self.locks = {core: threading.Lock() for core in self.cores}
+        self._tensors: weakref.WeakSet[tensors.NrtTensor] = weakref.WeakSet()
+        self._collectives: MpiCollectives | None = None
 
     def _take_cores(self) -> tuple[int, ...]:
         owners = self.directory.owners
@@ -141,6 +183,10 @@ class Runtime:
             self.directory.clear_present(core)
         return wanted
 
+    def track(self, tensor: tensors.NrtTensor) -> None:
+        """Remember a tensor, so that close can make its handle invalid."""
+        self._tensors.add(tensor)
+
     def core_of(self, vnc: int) -> int:
         """Instance-wide core id of this process's core number ``vnc``; -1 means the first free one.
 
@@ -156,55 +202,149 @@ class Runtime:
             )
         return self.cores[vnc]
 
-    def check_loadable(self, neff: Neff) -> None:
-        """Refuse a NEFF made for another device.
+    def check_model(self, model: Model) -> None:
+        """Refuse a handle that is not of a loaded model.
 
         Raises:
-            NrtError: NRT_UNSUPPORTED_NEFF_VERSION naming both targets.
+            NrtError: NRT_INVALID_HANDLE.
         """
-        if neff.manifest.target != self.target:
+        if model not in self.models:
+            raise NrtError(NRT_STATUS.NRT_INVALID_HANDLE, "the model is not loaded")
+
+    def join(self, rank: int, world: int) -> MpiCollectives:
+        """Connect to the other ranks (once).
+
+        Raises:
+            NrtError: NRT_INVALID if MPI counts otherwise, NRT_FAILURE without MPI.
+        """
+        if self._collectives is None:
+            self._collectives = MpiCollectives(self.config.exec_timeout_s)
+        found = self._collectives
+        if (found.rank, found.size) != (rank, world):
+            raise NrtError(
+                NRT_STATUS.NRT_INVALID,
+                f"asked for rank {rank} of {world}, but MPI says rank {found.rank} of {found.size}",
+            )
+        return found
+
+    def read(self, source: bytes | str | Path) -> Neff:
+        """Read a NEFF.
+
+        Raises:
+            NrtError: NRT_INVALID if it cannot be read or is damaged, NRT_UNSUPPORTED_NEFF_VERSION.
+        """
+        file = Path(source) if isinstance(source, str) else source
+        try:
+            return read_neff(file, validate_hash=self.config.validate_hash)
+        except OSError as error:
+            raise NrtError(NRT_STATUS.NRT_INVALID, f"{source!s}: {error.strerror}") from error
+
+    def _check_loadable(self, neff: Neff, world: int) -> None:
+        manifest = neff.manifest
+        target = INSTANCE_TYPES[self.directory.instance_type].target
+        if manifest.target != target:
             raise NrtError(
                 NRT_STATUS.NRT_UNSUPPORTED_NEFF_VERSION,
-                f"{neff.manifest.name} was compiled for --target {neff.manifest.target}; this "
-                f"instance is a {self.directory.instance_type}: compile it for {self.target}",
+                f"{neff.source} was compiled for --target {manifest.target}; this instance is a "
+                f"{self.directory.instance_type}: compile it with --target {target}",
+            )
+        if manifest.lnc_size != self.directory.lnc:
+            raise NrtError(
+                NRT_STATUS.NRT_INVALID,
+                f"{neff.source} was compiled for logical core size {manifest.lnc_size}, the "
+                f"devices are set to {self.directory.lnc}",
+            )
+        if manifest.requested_cores > len(self.cores):
+            raise NrtError(
+                NRT_STATUS.NRT_LOAD_NOT_ENOUGH_NC,
+                f"{neff.source} needs {manifest.requested_cores} cores, this process has "
+                f"{len(self.cores)}",
+            )
+        if manifest.world_size != world:
+            raise NrtError(
+                NRT_STATUS.NRT_INVALID,
+                f"{neff.source} was compiled for {manifest.world_size} ranks and cannot be loaded "
+                f"by {world}: compile it with --ranks {world}",
             )
 
-    def load(self, neff: Neff, vnc: int, collectives: Any) -> Model:
-        """Put ``neff`` on a core.
+    def _check_same_everywhere(self, neff: Neff, collectives: MpiCollectives) -> None:
+        mine = np.frombuffer(neff.manifest.graph_hash.encode()[:64].ljust(64), np.uint8)
+        every = np.empty((collectives.size, 64), np.uint8)
+        collectives.all_gather(mine, every)
+        for rank, theirs in enumerate(every):
+            if not np.array_equal(theirs, mine):
+                raise NrtError(
+                    NRT_STATUS.NRT_INVALID,
+                    f"{neff.source}: rank {rank} loads another program than rank "
+                    f"{collectives.rank}",
+                )
+
+    def load(self, neff: Neff, vnc: int, rank: int, world: int, collective: bool) -> Model:
+        """Put ``neff`` on a core; with ``collective``, every rank must call this.
 
         Raises:
-            NrtError: NRT_RESOURCE if its memory does not fit, or what the backend refuses.
+            NrtError: what does not fit: see nrt.nrt_load and nrt.nrt_load_collectives.
         """
-        self.check_loadable(neff)
+        self._check_loadable(neff, world)
+        collectives: MpiCollectives | SoloCollectives = SoloCollectives()
+        if collective and world > 1:
+            joined = self.join(rank, world)
+            self._check_same_everywhere(neff, joined)
+            collectives = joined
         core = self.core_of(vnc)
         arena = self.arenas[core]
+        hbm = neff.manifest.hbm
+        needs = {
+            "model_code": hbm.program,
+            "constants": hbm.constants,
+            "model_shared_scratchpad": hbm.scratch,
+        }
+        reserved: dict[str, int] = {}
         blocks: list[tensors.Block] = []
-        code_bytes = neff.manifest.code_bytes
 
-        def allocate(nbytes: int, category: str, what: str) -> NDArray[np.uint8]:
-            block = arena.allocate(nbytes, category, what)
+        def allocate(nbytes: int) -> NDArray[np.uint8]:
+            block = arena.allocate(nbytes, "runtime_memory", f"a buffer of {neff.manifest.name}")
             blocks.append(block)
             return block.memory
 
-        arena.reserve(code_bytes, "model_code", f"model {neff.manifest.name}")
         try:
+            for category, nbytes in needs.items():
+                arena.reserve(nbytes, category, f"{category} of {neff.manifest.name}")
+                reserved[category] = nbytes
             executable = NumpyExecutable(neff, collectives, allocate)
         except BaseException:
-            arena.release(code_bytes, "model_code")
-            for block in blocks:
-                block.free()
+            self._give_back(core, reserved, blocks)
             raise
-        model = Model(neff, core, executable, blocks, code_bytes)
+        model = Model(neff, core, executable, reserved, blocks)
         self.models.append(model)
         self.counters.count_load(core)
         self.counters.flush()
         return model
 
-    def unload(self, model: Model) -> None:
-        """Take a model off its core and give its memory back."""
-        model.loaded = False
-        self.models.remove(model)
-        self.arenas[model.core_id].release(model.code_bytes, "model_code")
-        for block in model.blocks:
+    def _give_back(self, core: int, reserved: dict[str, int], blocks: list[tensors.Block]) -> None:
+        for category, nbytes in reserved.items():
+            self.arenas[core].release(nbytes, category)
+        for block in blocks:
             block.free()
+
+    def unload(self, model: Model) -> None:
+        """Take a model off its core and give its memory back.
+
+        Raises:
+            NrtError: NRT_INVALID_HANDLE if it is not loaded.
+        """
+        self.check_model(model)
+        self.models.remove(model)
+        self._give_back(model.core_id, model.reserved, model.blocks)
         self.counters.flush()
+
+    def close(self) -> None:
+        """Unload everything, make all handles invalid, free the cores."""
+        for model in list(self.models):
+            self.unload(model)
+        for tensor in list(self._tensors):
+            tensor.free()
+        try:
+            self.counters.flush()
+        finally:
+            self.directory.owners.release_all()
