@@ -9,12 +9,13 @@ agree is ever resumed from. JSON and raw numbers only: loading a checkpoint cann
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,31 @@ def write_json_atomic(path: Path, value: Any) -> None:
     _write_synced(scratch, (json.dumps(value, indent=1) + "\n").encode())
     scratch.replace(path)
     _sync_folder(path.parent)
+
+
+def claim(folder: Path) -> None:
+    """Let no other living process write into ``folder`` until this one ends.
+
+    Raises:
+        CheckpointError: another run is using it.
+    """
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        # A record lock: gone with the process however it ends, not passed on to its children.
+        # The descriptor stays open on purpose; closing it would drop the lock.
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno not in (errno.EACCES, errno.EAGAIN):
+            raise
+        raise CheckpointError(f"another run is writing into {folder}; choose another --out") from None
+
+
+def remove_all(folder: Path) -> None:
+    """Delete every checkpoint."""
+    for path in _newest_first(folder):
+        (path / "COMPLETE").unlink(missing_ok=True)
+        shutil.rmtree(path)
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -101,3 +101,7 @@ def _train_step(
         decay = spec.weight_decay if value.ndim > 1 else 0.0
         new_p[name] = value - rate * (change + decay * value)
     return new1, new2, new_p, loss
+
+
+def _eval_step(spec: TrainSpec, parameters: Parameters, tokens: jax.Array) -> jax.Array:
+    return jax.lax.psum(jnp.sum(_nll(spec, parameters, tokens)), AXIS)
