@@ -79,7 +79,9 @@ def claim(folder: Path) -> None:
         os.close(descriptor)
         if error.errno not in (errno.EACCES, errno.EAGAIN):
             raise
-        raise CheckpointError(f"another run is writing into {folder}; choose another --out") from None
+        raise CheckpointError(
+            f"another run is writing into {folder}; choose another --out"
+        ) from None
 
 
 def remove_all(folder: Path) -> None:

@@ -48,8 +48,11 @@ def default_out() -> Path:
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Command line; every number of TrainSpec has an option of its name."""
-    parser = argparse.ArgumentParser(prog="python -m jobs.train", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        prog="python -m jobs.train",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("action", choices=("compile", "run"))
     parser.add_argument("--out", type=Path, default=None, help="folder of this run's files")
     parser.add_argument("--ranks", type=int, default=None, help="compile: ranks that will run it")

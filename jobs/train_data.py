@@ -90,7 +90,8 @@ def split(text: NDArray[np.uint8], seq_len: int) -> tuple[NDArray[np.uint8], NDA
 
 
 def _windows(text: NDArray[np.uint8], starts: NDArray[np.int64], seq_len: int) -> NDArray[np.int32]:
-    return text[starts[:, None] + np.arange(seq_len + 1)].astype(np.int32)
+    windows: NDArray[np.int32] = text[starts[:, None] + np.arange(seq_len + 1)].astype(np.int32)
+    return windows
 
 
 def train_batch(

@@ -7,14 +7,11 @@ inside ``shard_map`` become all-reduces of the compiled program.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
 
-from jobs.train_spec import VOCAB, TrainSpec, parameter_shapes
+from jobs.train_spec import VOCAB, TrainSpec
 
 AXIS = "data"
 BETA1, BETA2, EPSILON = 0.9, 0.98, 1e-8
@@ -56,9 +53,7 @@ def _nll(spec: TrainSpec, p: Parameters, tokens: jax.Array) -> jax.Array:
     for index in range(spec.layers):
         name = f"layer{index:02d}"
         normed = _rms_norm(x, p[f"{name}_attention_norm"])
-        x = x + _attention(
-            spec, normed, p[f"{name}_attention_qkv"], p[f"{name}_attention_out"]
-        )
+        x = x + _attention(spec, normed, p[f"{name}_attention_qkv"], p[f"{name}_attention_out"])
         normed = _rms_norm(x, p[f"{name}_ff_norm"])
         x = x + _feed_forward(normed, p[f"{name}_ff_in"], p[f"{name}_ff_out"])
     x = _rms_norm(x, p["final_norm"]).reshape(-1, spec.width)

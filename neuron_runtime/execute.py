@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from neuron_runtime.errors import NRT_STATUS, NrtError
@@ -42,16 +41,14 @@ def _bind(
         arrays[info.name] = tensor.array(info.numpy_dtype, info.shape)
     if len(arrays) != len(given):
         unknown = next(name for name in given if name not in arrays)
-        raise NrtError(
-            NRT_STATUS.NRT_EXEC_BAD_INPUT, f"the model has no {what} tensor {unknown!r}"
-        )
+        raise NrtError(NRT_STATUS.NRT_EXEC_BAD_INPUT, f"the model has no {what} tensor {unknown!r}")
     return arrays
 
 
 def _check_numbers(arrays: Mapping[str, NDArray[Any]]) -> None:
     for name, array in arrays.items():
         # NaN is the only value that differs from itself; holds for ml_dtypes' floats as well.
-        if array.dtype.kind in "fV" and bool((array != array).any()):  # noqa: PLR0124
+        if array.dtype.kind in "fV" and bool((array != array).any()):
             raise NrtError(
                 NRT_STATUS.NRT_EXEC_COMPLETED_WITH_NUM_ERR, f"output {name!r} contains NaN"
             )

@@ -11,12 +11,12 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from neuron_runtime import env, tensors
-from neuron_runtime.backends.numpy_backend import NumpyExecutable
 from neuron_runtime.collectives import MpiCollectives, SoloCollectives
 from neuron_runtime.corelock import CoreBusy
 from neuron_runtime.counters import Counters
@@ -25,6 +25,9 @@ from neuron_runtime.devicedir import DeviceDir, DeviceDirError, from_environment
 from neuron_runtime.errors import NRT_STATUS, NrtError
 from neuron_runtime.neff import Neff, read_neff
 from neuron_runtime.rtlog import Level, log
+
+if TYPE_CHECKING:
+    from neuron_runtime.backends.numpy_backend import NumpyExecutable
 
 
 def _ranges(cores: tuple[int, ...]) -> str:
@@ -35,9 +38,7 @@ def _ranges(cores: tuple[int, ...]) -> str:
 def _unavailable(cores: tuple[int, ...], available: int, detail: str) -> NrtError:
     text = f"NeuronCore(s) not available - Requested:{_ranges(cores)} Available:{available}"
     log(Level.ERROR, "NRT", "nrt_allocate_neuron_cores", text)
-    return NrtError(
-        NRT_STATUS.NRT_RESOURCE, f"NRT:nrt_allocate_neuron_cores {text} ({detail})"
-    )
+    return NrtError(NRT_STATUS.NRT_RESOURCE, f"NRT:nrt_allocate_neuron_cores {text} ({detail})")
 
 
 def _wanted_cores(directory: DeviceDir, config: env.RuntimeConfig) -> tuple[int, ...]:
@@ -285,6 +286,9 @@ class Runtime:
         Raises:
             NrtError: what does not fit: see nrt.nrt_load and nrt.nrt_load_collectives.
         """
+        # Imported with the first model: tools that only look at devices do without an executor.
+        from neuron_runtime.backends.numpy_backend import NumpyExecutable
+
         self._check_loadable(neff, world)
         collectives: MpiCollectives | SoloCollectives = SoloCollectives()
         if collective and world > 1:

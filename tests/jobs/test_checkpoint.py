@@ -91,9 +91,7 @@ def _hostile_manifest(path: Path) -> None:
         (_hostile_manifest, "truncated"),
     ],
 )
-def test_damaged_newest_is_named_and_skipped(
-    tmp_path: Path, damage: object, words: str
-) -> None:
+def test_damaged_newest_is_named_and_skipped(tmp_path: Path, damage: object, words: str) -> None:
     save(tmp_path, example(1), keep=3)
     path = save(tmp_path, example(2), keep=3)
     assert callable(damage)

@@ -17,7 +17,9 @@ def test_the_library_text_is_source_and_stable() -> None:
     assert train_data.digest(text) == train_data.digest(train_data.load_text(None, 200_000))
 
 
-def test_folder_in_name_order_without_hidden_files(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_folder_in_name_order_without_hidden_files(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     folder = tmp_path_factory.mktemp("text")
     (folder / "b.txt").write_text("bb")
     (folder / "a").mkdir()

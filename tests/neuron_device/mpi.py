@@ -13,7 +13,7 @@ MPIEXEC = Path(sys.executable).parent / "mpiexec"
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """This process's environment without what a job or another MPI may have left, plus ``extra``."""
+    """The environment without what a job or another MPI may have left, plus ``extra``."""
     left_out = ("PMI_", "SLURM_", "NEURON_", "MPI_", "PMIX_")
     kept = {name: text for name, text in os.environ.items() if not name.startswith(left_out)}
     return {**kept, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1", **extra}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,8 @@ HERE = Path(__file__).parent
 def test_every_collective_gives_the_computed_answer(ranks: int) -> None:
     done = mpi.run(ranks, [str(HERE / "collective_ranks.py"), str(ranks)])
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split("\n"))[1:] == [f"rank {rank} ok" for rank in range(ranks)]
+    # mpiexec may run the lines of two ranks together.
+    assert sorted(re.findall(r"rank \d ok", done.stdout)) == [f"rank {r} ok" for r in range(ranks)]
 
 
 def test_peer_that_never_joins_ends_in_1200() -> None:

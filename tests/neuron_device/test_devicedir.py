@@ -169,11 +169,14 @@ def test_asking_for_holders_does_not_drop_own_cores(node: DeviceDir) -> None:
     node.owners.acquire([0])
     for _ in range(3):
         assert holders(node.path) == {0: os.getpid()}
+    program = "import sys; from neuron_runtime import devicedir as d; print(d.holders(sys.argv[1]))"
     seen = subprocess.run(
-        [sys.executable, "-c", "import sys; from neuron_runtime import devicedir as d;"
-         "print(d.holders(sys.argv[1]))", str(node.path)],
-        capture_output=True, text=True, check=True, timeout=20,
-    )  # fmt: skip
+        [sys.executable, "-c", program, str(node.path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=20,
+    )
     assert seen.stdout.strip() == str({0: os.getpid()})
 
 
