@@ -182,7 +182,7 @@ def nrt_add_tensor_to_tensor_set(tensor_set: TensorSet, name: str, tensor: NrtTe
     current()
     if tensor.freed:
         raise NrtError(NRT_STATUS.NRT_INVALID_HANDLE, f"tensor {tensor.name!r} was freed")
-    tensor_set.tensors[name] = tensor
+    tensor_set.add(name, tensor)
 
 
 def nrt_get_tensor_from_tensor_set(tensor_set: TensorSet, name: str) -> NrtTensor:
@@ -348,7 +348,7 @@ def nrt_execute(model: Model, inputs: TensorSet, outputs: TensorSet) -> None:
             size, NRT_EXEC_COMPLETED_WITH_NUM_ERR, NRT_EXEC_HW_ERR_COLLECTIVES, and what the
             program itself runs into.
     """
-    execute(current(), model, inputs.tensors, outputs.tensors)
+    execute(current(), model, inputs, outputs)
 
 
 def nrt_execute_repeat(

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,7 +122,7 @@ class Model:
     """A loaded model: handle of nrt_load, used by nrt_execute until nrt_unload.
 
     ``reserved`` is the device memory counted for it, by category; ``blocks`` what its executable
-    allocated.
+    allocated. ``bound`` caches the arrays of the last execution's tensor sets.
     """
 
     neff: Neff
@@ -130,6 +130,18 @@ class Model:
     executable: NumpyExecutable
     reserved: dict[str, int]
     blocks: list[tensors.Block] = field(default_factory=list)
+    bound: Bound | None = None
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Arrays of two tensor sets, valid while versions and the memory epoch stay what they were."""
+
+    input_set: tensors.TensorSet
+    output_set: tensors.TensorSet
+    stamp: tuple[int, int, int]
+    inputs: dict[str, NDArray[Any]]
+    outputs: dict[str, NDArray[Any]]
 
 
 class Runtime:
