@@ -191,9 +191,7 @@ def _json(raw: memoryview, name: str, reader: _Reader) -> Any:
         raise reader.invalid(f"{name} is not JSON: {error!s:.120}") from None
 
 
-def _constants(
-    program: Any, members: dict[str, memoryview], reader: _Reader
-) -> dict[str, Array]:
+def _constants(program: Any, members: dict[str, memoryview], reader: _Reader) -> dict[str, Array]:
     table = program.get("constants") if isinstance(program, dict) else None
     reader.need(isinstance(table, dict), "program.json: constants is not an object")
     assert isinstance(table, dict)

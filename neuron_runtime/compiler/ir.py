@@ -234,7 +234,9 @@ def type_from_json(entry: Any, where: str) -> TensorType:
     """A ``[dtype, shape]`` pair as a type; raises MalformedProgram."""
     _need(isinstance(entry, list) and len(entry) == 2, f"{where} is not [dtype, shape]")
     dtype, shape = entry
-    _need(isinstance(dtype, str) and dtype in DTYPES, f"{where}: unknown element type {dtype!r:.40}")
+    _need(
+        isinstance(dtype, str) and dtype in DTYPES, f"{where}: unknown element type {dtype!r:.40}"
+    )
     _need(_is_naturals(shape) and len(shape) <= 32, f"{where}: bad shape")
     _need(math.prod(shape) < 2**48, f"{where}: more than 2**48 elements")
     return TensorType(dtype, tuple(shape))

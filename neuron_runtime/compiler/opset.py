@@ -31,13 +31,13 @@ FLOAT_BINARY = frozenset({"atan2"})
 INT_BINARY = frozenset(
     {"and", "or", "xor", "shift_left", "shift_right_logical", "shift_right_arithmetic"}
 )
-BINARY = FLOAT_BINARY | INT_BINARY | frozenset(
-    "add subtract multiply divide maximum minimum power remainder".split()
+BINARY = (
+    FLOAT_BINARY
+    | INT_BINARY
+    | frozenset("add subtract multiply divide maximum minimum power remainder".split())
 )
 # Result element i depends on element i of each operand only (scalar operands of clamp aside).
-ELEMENTWISE = (
-    UNARY | BINARY | frozenset({"compare", "select", "clamp", "convert", "is_finite"})
-)
+ELEMENTWISE = UNARY | BINARY | frozenset({"compare", "select", "clamp", "convert", "is_finite"})
 REDUCTIONS = frozenset({"add", "multiply", "maximum", "minimum", "and", "or"})
 SCATTER_OPS = REDUCTIONS | {"set"}
 COMPARISONS = frozenset({"EQ", "NE", "LT", "LE", "GT", "GE"})
