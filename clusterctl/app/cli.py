@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -30,11 +31,6 @@ app.add_typer(config_app, name="config")
 
 def run(argv: list[str]) -> int:
     """Run one command line; returns the exit code, never raises for a user's mistake."""
-    if argv and argv[0] == "--host":
-        return _fail(
-            "--host (a cluster on another machine) is not built in this version; "
-            "log in there and run clusterctl"
-        )
     try:
         code = app(argv, prog_name="clusterctl", standalone_mode=True)
     except ClusterError as error:
@@ -47,6 +43,36 @@ def run(argv: list[str]) -> int:
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     return code if isinstance(code, int) else 0
+
+
+#: Administration commands that only need the controller's socket.
+_FAR = frozenset(("status",))
+
+
+def run_at(host: str, argv: list[str]) -> int:
+    """``clusterctl --host HOST ...``: one command line for a cluster on another machine."""
+    from clusterctl.main import VERBS
+
+    verb = argv[0] if argv else ""
+    if not host or not verb:
+        return _fail("usage: clusterctl --host [USER@]HOST[:PORT] VERB ...", 2)
+    if verb not in VERBS and verb not in _FAR:
+        return _fail(f"{verb} does not work with --host: log in on {host} and run it there")
+    from clusterctl.app import remote, rpc
+
+    try:
+        with remote.tunnel(host) as path:
+            if verb in _FAR:
+                rpc.tunnel = path
+                return run(argv)
+            os.environ["CLUSTERCTL_SOCKET"] = str(path)
+            from clusterctl.slurm.entry import main as slurm_main
+
+            return slurm_main(verb, argv[1:])
+    except ClusterError as error:
+        return _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return 130
 
 
 def _fail(message: str, code: int = 1) -> int:

@@ -20,14 +20,21 @@ R = TypeVar("R", bound=wire.Message)
 _decoder = msgspec.json.Decoder(wire.Reply)
 
 
+#: Socket of the tunnel that ``clusterctl --host`` opened.
+tunnel: Path | None = None
+
+
 class NotRunning(Unavailable):
     """No controller listens in this home."""
 
 
 @contextmanager
 def connection(home: Path, timeout_s: float | None = 10.0) -> Iterator[socket.socket]:
-    """A connection to the controller of ``home``.  Raises ``NotRunning``."""
-    path = home / "controller.sock"
+    """A connection to the controller of ``home``.  Raises ``NotRunning``.
+
+    With ``clusterctl --host`` it goes to the far controller, through the tunnel's socket.
+    """
+    path = tunnel or home / "controller.sock"
     fd: int | None = None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(timeout_s)

@@ -35,10 +35,10 @@ def uptime(seconds: float) -> str:
 def render(status: dict[str, Any]) -> str:
     """The status for people."""
     controller = status["controller"]
+    age, size = uptime(controller["uptime_s"]), f"{controller['rss_mib']:.0f} MiB"
     lines = [
         f"cluster     {status['cluster']} in {status['home']}",
-        f"controller  pid {controller['pid']}, version {controller['version']}, "
-        f"up {uptime(controller['uptime_s'])}, {controller['rss_mib']:.0f} MiB",
+        f"controller  pid {controller['pid']}, version {controller['version']}, up {age}, {size}",
     ]
     if controller["trouble"]:
         lines.append(f"trouble     the state cannot be written: {controller['trouble']}")
