@@ -203,7 +203,9 @@ def main() -> None:
     agent = socket.socket(fileno=int(descriptor))
     trouble = isolate.enter(config) if config.isolate else ""
     server = ForkServer(config, generation, agent)
-    send_frame(agent, json.dumps({"type": "Ready", "pid": os.getpid(), "trouble": trouble}).encode())
+    send_frame(
+        agent, json.dumps({"type": "Ready", "pid": os.getpid(), "trouble": trouble}).encode()
+    )
     server.run()
 
 

@@ -18,7 +18,9 @@ _PAIRS_MAX = 1 << 16  # pairs a step may put between two barriers
 _LINE_MAX = 1 << 16
 
 
-def process_mapping(nodes: Sequence[str], tasks: Sequence[Sequence[int]], hosts: dict[str, str]) -> str:
+def process_mapping(
+    nodes: Sequence[str], tasks: Sequence[Sequence[int]], hosts: dict[str, str]
+) -> str:
     """PMI_process_mapping for the layout: ``(vector,(first host, hosts, ranks each),...)``.
 
     Nodes on the same real host (``hosts``: node -> host) count as one, so their ranks talk
@@ -173,7 +175,8 @@ class PmiServer:
 
     def _on_get_maxes(self, rank: Rank, fields: dict[str, str]) -> None:
         self._say(
-            rank, f"cmd=maxes rc=0 kvsname_max={NAME_MAX} keylen_max={KEY_MAX} vallen_max={VALUE_MAX}"
+            rank,
+            f"cmd=maxes rc=0 kvsname_max={NAME_MAX} keylen_max={KEY_MAX} vallen_max={VALUE_MAX}",
         )
 
     def _on_get_appnum(self, rank: Rank, fields: dict[str, str]) -> None:

@@ -295,9 +295,7 @@ class Supervisor:
             for rank, status in ended:
                 in_mpi = self.wireup is not None and self.wireup.rank_ended(rank)
                 exits.append(
-                    self.tasks.ended(
-                        rank, status, in_mpi=in_mpi, launch_error=errors.get(rank, "")
-                    )
+                    self.tasks.ended(rank, status, in_mpi=in_mpi, launch_error=errors.get(rank, ""))
                 )
             self.link.queue(self.message("TasksExited", exits=exits))
             if any(one.get("in_mpi") for one in exits):
@@ -340,9 +338,7 @@ class Supervisor:
         if self.wireup is not None:
             self.wireup.close()
             self.tasks.sweep_segments()
-        self.finish(
-            self.message("StepEnded", exits=self.tasks.exits, usage=self.tasks.usage())
-        )
+        self.finish(self.message("StepEnded", exits=self.tasks.exits, usage=self.tasks.usage()))
 
     def finish(self, outcome: dict[str, Any]) -> None:
         """Journal first, then tell: an agent that is away reads the journal."""

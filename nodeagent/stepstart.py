@@ -239,4 +239,3 @@ def _start(supervisor: Supervisor, spec: TaskSpec, errors: int, close_after: lis
             theirs.close()
         for fd in close_after:
             os.close(fd)
-
