@@ -144,6 +144,54 @@ class Request:
             self._request = None
 
 
+class SoloCollectives:
+    """Collectives of a program with one rank: every reduction and move is a copy or nothing."""
+
+    rank = 0
+    size = 1
+
+    def all_reduce_init(
+        self, buf: NDArray[Any], op: str, groups: Sequence[Sequence[int]] = ()
+    ) -> Request:
+        """A request that leaves the buffer as it is."""
+        normal_groups(groups, 1)
+        return Request(Waiter(0.0), None, buf, None, f"all_reduce {op}")
+
+    def all_gather(
+        self, send: NDArray[Any], recv: NDArray[Any], groups: Sequence[Sequence[int]] = ()
+    ) -> None:
+        """Copy."""
+        normal_groups(groups, 1)
+        np.copyto(recv.reshape(send.shape), send)
+
+    def reduce_scatter(
+        self,
+        send: NDArray[Any],
+        recv: NDArray[Any],
+        op: str,
+        groups: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """Copy."""
+        normal_groups(groups, 1)
+        np.copyto(recv, send.reshape(recv.shape))
+
+    def all_to_all(
+        self, send: NDArray[Any], recv: NDArray[Any], groups: Sequence[Sequence[int]] = ()
+    ) -> None:
+        """Copy."""
+        normal_groups(groups, 1)
+        np.copyto(recv, send)
+
+    def permute(
+        self, send: NDArray[Any], recv: NDArray[Any], pairs: Sequence[tuple[int, ...]]
+    ) -> None:
+        """Copy if rank 0 sends to itself, else zeros."""
+        recv[...] = send if (0, 0) in [tuple(pair) for pair in pairs] else 0
+
+    def barrier(self) -> None:
+        """Nobody to wait for."""
+
+
 class MpiCollectives:
     """Collectives among the ranks of an MPI communicator (default: all of the job's).
 
@@ -162,9 +210,9 @@ class MpiCollectives:
         self._parts: dict[Groups, Any] = {}
         self._ops: dict[str, Any] = {
             "add": self._mpi.SUM,
-            "mul": self._mpi.PROD,
-            "max": self._mpi.MAX,
-            "min": self._mpi.MIN,
+            "multiply": self._mpi.PROD,
+            "maximum": self._mpi.MAX,
+            "minimum": self._mpi.MIN,
             "and": self._mpi.BAND,
             "or": self._mpi.BOR,
         }
@@ -206,7 +254,7 @@ class MpiCollectives:
         """A buffer MPI can reduce, if ``buf`` itself is none."""
         kind = buf.dtype
         if kind == np.bool_:
-            if op not in ("and", "or", "max", "min"):
+            if op not in ("and", "or", "maximum", "minimum"):
                 raise NrtError(NRT_STATUS.NRT_INVALID, f"cannot reduce bool with {op!r}")
             return np.empty(buf.shape, np.uint8)
         if kind.str[1:] in _MPI_NUMBERS:
@@ -289,7 +337,7 @@ class MpiCollectives:
         self._finish(request, f"all_to_all of {send.nbytes} bytes")
 
     def permute(
-        self, send: NDArray[Any], recv: NDArray[Any], pairs: Sequence[tuple[int, int]]
+        self, send: NDArray[Any], recv: NDArray[Any], pairs: Sequence[tuple[int, ...]]
     ) -> None:
         """Send to the target of this rank's pair; ``recv`` is zeroed where no pair ends here."""
         self._fits(recv.nbytes, send.nbytes, "permute")

@@ -220,9 +220,8 @@ class InstanceType:
 
     @property
     def target(self) -> str:
-        """The compiler's ``--target`` name for this instance (trn1, trn1n, trn2, inf2)."""
-        prefix = self.name.split(".", 1)[0]
-        return "trn2" if prefix == "trn2u" else prefix
+        """The compiler's ``--target`` name for this instance: trn1, trn2 or inf2."""
+        return self.name[:4]
 
     @property
     def mem_mib(self) -> int:

@@ -190,9 +190,9 @@ class DeviceDir:
         self.seed: int = node["seed"]
         self.lnc: int = node["lnc"]
         kind = INSTANCE_TYPES[self.instance_type]
-        self.cores_per_device = kind.arch.physical_cores // self.lnc
-        self.core_count = kind.devices * self.cores_per_device
-        self.hbm_bytes_per_core = kind.arch.memory_bytes // self.cores_per_device
+        self.cores_per_device: int = kind.arch.physical_cores // self.lnc
+        self.core_count: int = kind.devices * self.cores_per_device
+        self.hbm_bytes_per_core: int = kind.arch.memory_bytes // self.cores_per_device
         self.owners = corelock.CoreLocks(self.path / "control" / "owner", self.core_count)
 
     def _read_node(self) -> dict[str, Any]:

@@ -20,6 +20,17 @@ from neuron_runtime.errors import NRT_STATUS, NrtError
 PAGE = mmap.PAGESIZE
 
 
+class _Epoch:
+    """Counts the moments at which a tensor's memory changed, for caches of views."""
+
+    value = 0
+
+
+def epoch() -> int:
+    """A number that differs after any tensor was freed or got another buffer."""
+    return _Epoch.value
+
+
 class Placement(IntEnum):
     """nrt_tensor_placement_t."""
 
@@ -155,6 +166,7 @@ class NrtTensor:
 
     def attach(self, memory: NDArray[np.uint8]) -> None:
         """Use the caller's ``memory`` (the former block, if any, is given back)."""
+        _Epoch.value += 1
         if self.block is not None:
             self.block.free()
             self.block = None
@@ -180,6 +192,7 @@ class NrtTensor:
 
     def free(self) -> None:
         """Give the memory back; every later use is NRT_INVALID_HANDLE."""
+        _Epoch.value += 1
         self.freed = True
         self._memory = None
         if self.block is not None:
@@ -208,14 +221,15 @@ def allocate(
 
 
 class TensorSet:
-    """Tensors by name: the inputs or outputs of an execution."""
+    """Tensors by name: the inputs or outputs of an execution. ``version`` counts its changes."""
 
     def __init__(self) -> None:
         self._tensors: dict[str, NrtTensor] | None = {}
+        self.version = 0
 
     @property
     def tensors(self) -> dict[str, NrtTensor]:
-        """Name -> tensor.
+        """Name -> tensor; not to be changed.
 
         Raises:
             NrtError: NRT_INVALID_HANDLE if the set was destroyed.
@@ -224,6 +238,16 @@ class TensorSet:
             raise NrtError(NRT_STATUS.NRT_INVALID_HANDLE, "the tensor set was destroyed")
         return self._tensors
 
+    def add(self, name: str, tensor: NrtTensor) -> None:
+        """Put a tensor into the set, replacing one of that name.
+
+        Raises:
+            NrtError: NRT_INVALID_HANDLE if the set was destroyed.
+        """
+        self.tensors[name] = tensor
+        self.version += 1
+
     def destroy(self) -> None:
         """Drop the references. The tensors live on until they are freed."""
         self._tensors = None
+        self.version += 1

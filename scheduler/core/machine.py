@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler.api import agentwire, wire
-from scheduler.api.errors import ClusterError
+from scheduler.api.errors import ClusterError, Infeasible
 from scheduler.core import control, nodes, reports, steps, timers
 from scheduler.core.effects import AnyEffect, Reply, WakeAt
 from scheduler.core.events import (
@@ -35,9 +35,9 @@ def handle(state: State, event: AnyEvent) -> list[AnyEffect]:
         try:
             return _asked(state, event)
         except ClusterError as error:
-            return [
-                Reply(req=event.req, message=wire.Error(code=error.code, message=error.message))
-            ]
+            detail = error.detail if isinstance(error, Infeasible) else ""
+            answer = wire.Error(code=error.code, message=error.message, warning=detail)
+            return [Reply(req=event.req, message=answer)]
     if isinstance(event, LinkLost):
         return nodes.on_link_lost(state, event)
     if isinstance(event, Started):

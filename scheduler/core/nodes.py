@@ -8,8 +8,9 @@ from scheduler.api.records import Job, Node, Step
 from scheduler.core import reports
 from scheduler.core.effects import AnyEffect, Launch, Reply, Send
 from scheduler.core.events import Asked, LinkLost
-from scheduler.core.lifecycle import current, node_cleaned, node_failed
+from scheduler.core.lifecycle import current, node_cleaned, node_failed, step_progress
 from scheduler.core.state import State
+from scheduler.core.steps import end_step
 
 SILENT = "Not responding"
 DIED = "Node unexpectedly rebooted"
@@ -71,8 +72,10 @@ def _reconcile(
     reported = {(r.job_id, r.step_id, r.attempt): r for r in message.steps}
     state.strays[node.name] = {}
     for report in message.steps:
-        if reports.find(state, report.job_id, report.step_id, report.attempt) is None:
-            effects += _end_stray(state, node, report.job_id, report.attempt)
+        found = reports.find(state, report.job_id, report.step_id, report.attempt)
+        over = found is None or node.name in found[1].ended
+        if over and (report.running or report.lost):
+            effects += _end_stray(state, node, report)
     for job_id in list(state.on_node[node.name]):
         job = state.jobs[job_id]
         for step in state.active_steps(job):
@@ -89,13 +92,14 @@ def _end_job(node: Node, job_id: int, attempt: int) -> Send:
     return Send(node=node.name, message=agentwire.EndJob(job_id=job_id, attempt=attempt))
 
 
-def _end_stray(state: State, node: Node, job_id: int, attempt: int) -> list[AnyEffect]:
+def _end_stray(state: State, node: Node, report: agentwire.StepReport) -> list[AnyEffect]:
     """Something runs there that must not: ended before the node gets new work."""
-    job = state.jobs.get(job_id)
-    if job is not None and job.attempt == attempt and job.state == "RUNNING":
-        return []  # its step is closed here; Forget or the job's end will tidy it
-    state.strays[node.name][(job_id, attempt)] = None
-    return [_end_job(node, job_id, attempt)]
+    job = current(state, report.job_id, report.attempt)
+    if job is not None and job.state == "RUNNING" and job.id in state.on_node[node.name]:
+        end = agentwire.EndStep(job_id=job.id, step_id=report.step_id, attempt=report.attempt)
+        return [Send(node=node.name, message=end)]
+    state.strays[node.name][(report.job_id, report.attempt)] = None
+    return [_end_job(node, report.job_id, report.attempt)]
 
 
 def _reconcile_step(
@@ -108,6 +112,9 @@ def _reconcile_step(
 ) -> list[AnyEffect]:
     report = reported.get((job.id, step.step_id, step.attempt))
     if report is None and node.name not in step.started:
+        if job.completing or step.killed:  # too late to start it
+            step.ended.append(node.name)
+            return step_progress(state, job, step, now_s)
         return [Launch(node=node.name, job_id=job.id, step_id=step.step_id, attempt=step.attempt)]
     if report is None or report.lost:
         state.strays[node.name][(job.id, job.attempt)] = None  # until the agent says it is clean
@@ -116,6 +123,8 @@ def _reconcile_step(
     if report.running and node.name not in step.started:
         step.started.append(node.name)
         state.touch_step(step)
+    if report.running and step.killed and not job.completing:
+        return end_step(state, step, "")  # the first order may have been lost
     return []  # an ended step is reported again by StepEnded
 
 

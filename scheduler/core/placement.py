@@ -187,43 +187,67 @@ def _alloc(demand: Demand, free: NodeFree, name: str, tasks: int, default_mem: i
     )
 
 
-def infeasible_reason(state: State, job: Job, partition: str) -> str:
-    """Why no state of the partition's nodes could ever satisfy the job; "" when one could.
+CONFIG = "Requested node configuration is not available"
+NODE_COUNT = "Node count specification invalid"
+PROCESSORS = "More processors requested than permitted"
+FEATURES = "Invalid feature specification"
 
-    Names the limit, for people.
+
+def infeasible(state: State, job: Job, partition: str) -> tuple[str, str] | None:
+    """Why no state of the partition's nodes could ever satisfy the job; None when one could.
+
+    (Slurm's text, a sentence that names the limit).
     """
     part = state.partitions[partition]
     res = job.res
     demand = Demand(job)
     nodes = [state.nodes[n] for n in part.nodes if n in state.nodes]
+    serving = [n for n in nodes if not n.spare]
     for name in res.nodelist:
         if name not in part.nodes:
-            return f"node {name} is not in partition {partition}"
+            return CONFIG, f"node {name} is not in partition {partition}"
+    if demand.min_nodes > len(serving):
+        return NODE_COUNT, (
+            f"{demand.min_nodes} nodes asked for, partition {partition} has {len(serving)}"
+        )
     fitting = [n for n in nodes if matches(n, res)]
     if res.constraint and not fitting:
-        return f"no node of partition {partition} has the features {res.constraint}"
-    pool_size = len(nodes) - sum(1 for n in nodes if n.spare)
-    if demand.min_nodes > pool_size:
-        return f"{demand.min_nodes} nodes asked for, partition {partition} has {pool_size}"
-    most_cpus = max((n.cpus for n in fitting), default=0)
-    per_node = demand.cpt * max(1, demand.per_node)
-    if per_node > most_cpus:
-        return f"{per_node} CPUs on one node asked for, the largest has {most_cpus}"
-    most_mem = max((n.mem_mib for n in fitting), default=0)
-    mem = res.mem_per_node_mib or (res.mem_per_cpu_mib or 0) * per_node
-    if mem > most_mem:
-        return f"{mem} MiB of memory on one node asked for, the largest has {most_mem} MiB"
-    most_dev = max((len(n.devices) for n in fitting), default=0)
-    if res.gres.get("neuron", 0) > most_dev:
-        return f"{res.gres['neuron']} neuron devices a node asked for, the largest has {most_dev}"
-    most_cores = max((sum(d.cores for d in n.devices) for n in fitting), default=0)
-    if res.gres.get("neuroncore", 0) > most_cores:
-        return (
-            f"{res.gres['neuroncore']} neuron cores a node asked for, the largest has {most_cores}"
-        )
+        return FEATURES, f"no node of partition {partition} has the features {res.constraint}"
+    too_big = _too_big(demand, fitting)
+    if too_big:
+        return CONFIG, f"{too_big} on one node"
     empty = Pool({n.name: NodeFree(n) for n in nodes})
-    names = [n.name for n in nodes if not n.spare] + [n.name for n in nodes if n.spare]
+    names = [n.name for n in serving] + [n.name for n in nodes if n.spare]
     if place(state, empty, job, names, now=False) is None:
         total = sum(n.cpus for n in fitting if not n.spare)
-        return f"no {demand.min_nodes} node(s) of partition {partition} ({total} CPUs) can hold it"
+        text = PROCESSORS if demand.ntasks * demand.cpt > total else CONFIG
+        return text, (
+            f"partition {partition} ({len(serving)} nodes, {total} CPUs) cannot hold it, "
+            "even when empty"
+        )
+    return None
+
+
+def _too_big(demand: Demand, nodes: list[Node]) -> str:
+    """The first resource of which the job wants more on one node than the largest node has."""
+    res = demand.res
+    cpus = demand.cpt * max(1, demand.per_node)
+    mem = res.mem_per_node_mib or (res.mem_per_cpu_mib or 0) * cpus
+    wants = (
+        (cpus, max((n.cpus for n in nodes), default=0), "CPUs"),
+        (mem, max((n.mem_mib for n in nodes), default=0), "MiB of memory"),
+        (
+            res.gres.get("neuron", 0),
+            max((len(n.devices) for n in nodes), default=0),
+            "neuron devices",
+        ),
+        (
+            res.gres.get("neuroncore", 0),
+            max((sum(d.cores for d in n.devices) for n in nodes), default=0),
+            "neuron cores",
+        ),
+    )
+    for want, most, what in wants:
+        if want > most:
+            return f"{want} {what} asked for, the most there is is {most}"
     return ""

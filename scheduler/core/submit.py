@@ -10,11 +10,10 @@ from scheduler.api.records import Job, JobSpec
 from scheduler.core import arrays, deps
 from scheduler.core.effects import AnyEffect, KeepPayload, Reply
 from scheduler.core.events import JobSubmitted
-from scheduler.core.placement import infeasible_reason
+from scheduler.core.placement import infeasible
 from scheduler.core.priority import priority_of
 from scheduler.core.state import State
 
-CONFIG = "Requested node configuration is not available"
 KNOWN_GRES = ("neuron", "neuroncore")
 
 
@@ -29,7 +28,7 @@ def on_job_submitted(state: State, event: JobSubmitted) -> list[AnyEffect]:
         return [
             Reply(
                 req=event.req,
-                message=wire.Error(code=error.code, message=CONFIG, warning=error.message),
+                message=wire.Error(code=error.code, message=error.message, warning=error.detail),
             )
         ]
     except ClusterError as error:
@@ -178,9 +177,9 @@ def _check_limits(state: State, job: Job, spec: JobSpec) -> None:
         if reason and strict:
             raise _limit_error(state, job, name, reason)
         if not reason or reason == "PartitionConfig" or reason == "PartitionNodeLimit":
-            detail = infeasible_reason(state, job, name)
-            if detail and (strict or not _only_too_many(state, job, name)):
-                raise Infeasible(detail)
+            never = infeasible(state, job, name)
+            if never is not None and (strict or not _only_too_many(state, job, name)):
+                raise Infeasible(*never)
 
 
 def _only_too_many(state: State, job: Job, partition: str) -> bool:
@@ -215,17 +214,18 @@ def _limit_error(state: State, job: Job, partition: str, reason: str) -> Cluster
     if reason == "PartitionTimeLimit":
         assert part.max_time_s is not None
         asked = "no limit" if job.time_limit_s is None else f"{job.time_limit_s // 60} min"
-        return Rejected(
-            "Requested time limit is invalid (missing or exceeds some limit): "
-            f"{asked} asked for, partition {partition} allows {part.max_time_s // 60} min"
+        return Infeasible(
+            "Requested time limit is invalid (missing or exceeds some limit)",
+            f"{asked} asked for, partition {partition} allows {part.max_time_s // 60} min",
         )
     if reason == "PartitionNodeLimit":
-        return Rejected(
-            f"Node count specification invalid: {job.res.min_nodes} nodes asked for, "
-            f"partition {partition} allows {part.max_nodes}"
+        return Infeasible(
+            "Node count specification invalid",
+            f"{job.res.min_nodes} nodes asked for, partition {partition} allows {part.max_nodes}",
         )
     if reason == "PartitionConfig":
-        return Infeasible(infeasible_reason(state, job, partition))
+        never = infeasible(state, job, partition)
+        return Infeasible(*(never or ("Node count specification invalid", "")))
     return Rejected("Required partition not available (inactive or drain)")
 
 
