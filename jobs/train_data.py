@@ -27,7 +27,7 @@ class DataError(ValueError):
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Regular files below ``folder``, in name order, without hidden ones; links are not followed."""
+    """Regular files below ``folder`` in name order; hidden ones and linked folders are left out."""
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if entry.name.startswith("."):
             continue
