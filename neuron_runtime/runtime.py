@@ -117,6 +117,29 @@ def tensor_infos(neff: Neff) -> list[TensorInfo]:
     ]
 
 
+def _check_memory(arena: tensors.Arena, neff: Neff) -> None:
+    """Refuse a model that cannot fit, with a table of what it needs.
+
+    Raises:
+        NrtError: NRT_RESOURCE.
+    """
+    hbm = neff.manifest.hbm
+    parts = {
+        "program": hbm.program,
+        "constants": hbm.constants,
+        "scratch": hbm.scratch,
+        "buckets": hbm.buckets,
+    }
+    need, free = sum(parts.values()), arena.capacity_bytes - arena.used_bytes
+    if need > free:
+        table = ", ".join(f"{name} {nbytes}" for name, nbytes in parts.items())
+        raise NrtError(
+            NRT_STATUS.NRT_RESOURCE,
+            f"{neff.manifest.name} does not fit on nc{arena.core_id}: it needs {need} bytes "
+            f"({table}), {free} of {arena.capacity_bytes} are free",
+        )
+
+
 @dataclass(eq=False)
 class Model:
     """A loaded model: handle of nrt_load, used by nrt_execute until nrt_unload.
@@ -309,16 +332,14 @@ class Runtime:
         core = self.core_of(vnc)
         arena = self.arenas[core]
         hbm = neff.manifest.hbm
-        needs = {
-            "model_code": hbm.program,
-            "constants": hbm.constants,
-            "model_shared_scratchpad": hbm.scratch,
-        }
+        _check_memory(arena, neff)
+        needs = {"model_code": hbm.program, "constants": hbm.constants}
         reserved: dict[str, int] = {}
         blocks: list[tensors.Block] = []
 
         def allocate(nbytes: int) -> NDArray[np.uint8]:
-            block = arena.allocate(nbytes, "runtime_memory", f"a buffer of {neff.manifest.name}")
+            what = f"scratch memory of {neff.manifest.name}"
+            block = arena.allocate(nbytes, "model_shared_scratchpad", what)
             blocks.append(block)
             return block.memory
 

@@ -168,6 +168,28 @@ def test_killed_and_resumed_ends_the_same(bench: Bench, undisturbed: tuple[Path,
     assert result(out) == result(undisturbed[0])
 
 
+def test_sigterm_ends_a_rank_at_once(bench: Bench) -> None:
+    out = bench.out("terminated", 1)
+    process = subprocess.Popen(
+        [sys.executable, str(HERE / "run_without_jax.py"), "run", *bench.options(out)],
+        env=bench.environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("step 5 "):
+                break
+        process.terminate()
+        assert process.wait(timeout=5) == -signal.SIGTERM
+    finally:
+        process.kill()
+        process.communicate(timeout=20)
+    assert bench.run(1, out).returncode == 0
+    assert not list((out / "checkpoints").glob(".writing-*"))
+
+
 def test_corrupt_newest_checkpoint_is_named_and_skipped(
     bench: Bench, undisturbed: tuple[Path, str]
 ) -> None:
