@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -123,6 +124,10 @@ class ForkClient(FramePeer):
     def stop(self) -> None:
         """End it; supervisors go on."""
         self.stopping = True
+        if self.transport is not None:
+            # At once: closing the transport waits for a turn of the loop, which waits here.
+            with contextlib.suppress(OSError):
+                self.transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
         self.close()
         if self.process is not None:
             try:
