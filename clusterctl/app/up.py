@@ -18,6 +18,9 @@ from scheduler.api.errors import ClusterError, Rejected, Unavailable
 from scheduler.config import ClusterConfig
 from scheduler.provision import local, proc, template
 
+#: After so long the user is told what the wait is for, seconds.
+_PATIENCE_S = 10.0
+
 #: Longest pause between two looks at what is starting, seconds.
 _POLL_S = 0.2
 
@@ -44,6 +47,7 @@ def up(home: Path, wish: Wish, progress: Progress, timeout_s: float = 60.0) -> N
             local.prepare_home(config)
         except OSError as error:
             raise Unavailable(f"cannot prepare {home}: {error}") from None
+        start_agents(config)
         running = controller(home)
         if running is None:
             progress.update("starting the controller")
@@ -53,7 +57,6 @@ def up(home: Path, wish: Wish, progress: Progress, timeout_s: float = 60.0) -> N
                 f"{config.path} changed since the controller started; to apply it: "
                 "clusterctl down --keep-jobs && clusterctl up"
             )
-        start_agents(config)
         nodes = wait_nodes(config, progress, timeout_s)
         progress.result(summary(config, running, nodes))
 
@@ -238,7 +241,8 @@ def wait_nodes(config: ClusterConfig, progress: Progress, timeout_s: float) -> l
 
     Raises ``Unavailable`` that names those that do not after ``timeout_s``.
     """
-    deadline = time.monotonic() + timeout_s
+    start = time.monotonic()
+    told = False
     pause_s = 0.02
     total = len(config.specs)
     with rpc.connection(config.home) as sock:
@@ -248,18 +252,23 @@ def wait_nodes(config: ClusterConfig, progress: Progress, timeout_s: float) -> l
             progress.update(f"starting nodes: {total - len(missing)}/{total}")
             if not missing:
                 return nodes
-            if time.monotonic() > deadline:
+            waited_s = time.monotonic() - start
+            if (waited_s > min(_PATIENCE_S, timeout_s) and not told) or waited_s > timeout_s:
                 status = rpc.ask(sock, wire.GetStatus(), wire.Status).values
-                raise Unavailable(_why_missing(config, missing, status, timeout_s))
+                why = _why_missing(config, missing, status, waited_s)
+                if waited_s > timeout_s:
+                    raise Unavailable(why)
+                progress.note(f"still waiting: {why}")
+                told = True
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, _POLL_S)
 
 
 def _why_missing(
-    config: ClusterConfig, missing: list[str], status: dict[str, Any], timeout_s: float
+    config: ClusterConfig, missing: list[str], status: dict[str, Any], waited_s: float
 ) -> str:
     errors = {node["name"]: node["link_error"] or node["reason"] for node in status["nodes"]}
-    lines = [f"{plural(len(missing), 'node')} not up after {timeout_s:g} s:"]
+    lines = [f"{plural(len(missing), 'node')} not up after {waited_s:.0f} s:"]
     for name in missing[:10]:
         why = errors.get(name) or f"{name}: no answer"
         text = why if why.startswith(name) else f"{name}: {why}"
