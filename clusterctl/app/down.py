@@ -14,6 +14,9 @@ from scheduler.api import wire
 from scheduler.api.errors import ClusterError, Unavailable
 from scheduler.provision import local, proc, sweep
 
+#: A controller that does not answer within this is hung, seconds.
+_ANSWER_S = 5.0
+
 
 def down(home: Path, progress: Progress, keep_jobs: bool = False, timeout_s: float = 60.0) -> None:
     """Stop controller and agents of ``home``; with ``keep_jobs`` the controller only.
@@ -55,12 +58,16 @@ def _stop_controller(
 ) -> bool:
     """Ask the controller to stop (with its agents) and wait; True when there was one."""
     progress.update("stopping the controller")
-    process = _controller_process(paths)
+    process = _answering(paths)
+    hung = proc.running(paths.controller_pid) if process is None else None
+    if hung is not None:
+        progress.note(f"the controller (pid {hung.pid}) does not answer: ending it")
+        proc.stop(hung)
     if process is None and agents_run and not keep_jobs:
         # Only a controller can tell the agents to end their jobs and record that they ended.
         process = _revive(paths, progress, timeout_s)
     if process is None:
-        return False
+        return hung is not None
     try:
         rpc.call(paths.home, wire.Shutdown(agents=not keep_jobs), wire.Ok, timeout_s)
     except ClusterError as error:
@@ -73,12 +80,12 @@ def _stop_controller(
     return True
 
 
-def _controller_process(paths: local.HomePaths) -> proc.ProcessId | None:
+def _answering(paths: local.HomePaths) -> proc.ProcessId | None:
+    """The controller that answers now."""
     try:
-        pong = rpc.call(paths.home, wire.Ping(), wire.Pong)
+        return proc.identify(rpc.call(paths.home, wire.Ping(), wire.Pong, _ANSWER_S).pid)
     except ClusterError:
-        return proc.running(paths.controller_pid)
-    return proc.identify(pong.pid)
+        return None
 
 
 def _revive(paths: local.HomePaths, progress: Progress, timeout_s: float) -> proc.ProcessId | None:
