@@ -102,7 +102,8 @@ class SshTransport:
             peer.socket = await self._start(spec, peer.connection)
         link = await self._channel(spec, peer.connection, peer.socket)
         if link is None:
-            raise Unavailable(f"{spec.name}: the agent does not listen on {peer.socket}")
+            # The far end has just connected to it: it is sshd that does not.
+            raise Unavailable(_forbidden(spec))
         return link
 
     # ------------------------------------------------------------ connection
@@ -159,10 +160,7 @@ class SshTransport:
             reader, writer = await connection.open_unix_connection(socket, encoding=None)
         except asyncssh.ChannelOpenError as error:
             if error.code == asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED:
-                raise Unavailable(
-                    f"{spec.name}: its sshd forbids channels to unix sockets; set "
-                    "AllowStreamLocalForwarding yes (and no DisableForwarding) in sshd_config"
-                ) from None
+                raise Unavailable(_forbidden(spec)) from None
             return None
         return SshLink(reader, writer)
 
@@ -227,6 +225,13 @@ def _why(spec: NodeSpec, status: int | None, stderr: str) -> str:
     if "option: -P" in stderr:
         return f"{spec.name}: {python} there is older than Python 3.11"
     return f"{spec.name}: {python} there ended with status {status}: {last}"
+
+
+def _forbidden(spec: NodeSpec) -> str:
+    return (
+        f"{spec.name}: its sshd opens no channel to the agent's socket; set "
+        "AllowStreamLocalForwarding yes (and no DisableForwarding) in sshd_config"
+    )
 
 
 def _scan(spec: NodeSpec) -> str:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import signal
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from scheduler.api import agentwire
 from scheduler.api.errors import Unavailable
+from scheduler.api.wire import PROTOCOL
 from scheduler.config import ClusterConfig, parse
-from scheduler.transport.ssh import SshTransport
+from scheduler.provision import local
+from scheduler.transport.ssh import SshLink, SshTransport
+from tests.admin.run import good
 from tests.admin.sshd import Sshd, make_key, make_python
 
 pytestmark = pytest.mark.ssh
@@ -117,3 +125,167 @@ def test_too_long_remote_dir(tmp_path: Path, two_sshd: tuple[Sshd, Sshd]) -> Non
     config = cluster(tmp_path, two_sshd)
     text = config.path.read_text().replace(f"{tmp_path}/r1", f"{tmp_path}/{'x' * 100}")
     assert "remote_dir is too long" in refusal(parse(text, config.path, config.home))
+
+
+async def greet(config: ClusterConfig, node: str, link: SshLink) -> agentwire.Register:
+    """Introduce ourselves as the controller; what the agent says of itself."""
+    welcome = agentwire.Welcome(
+        protocol=PROTOCOL,
+        cluster=config.cluster,
+        node=node,
+        epoch=1,
+        hosts=config.hosts(),
+        heartbeat_s=0.2,
+    )
+    await link.send(msgspec.json.encode(welcome))
+    async with asyncio.timeout(20):
+        body = await link.receive()
+    assert body is not None
+    return msgspec.json.decode(body, type=agentwire.Register)
+
+
+async def until_closed(link: SshLink) -> None:
+    """Read until the link is gone."""
+    async with asyncio.timeout(20):
+        try:
+            while await link.receive() is not None:
+                pass
+        except (ConnectionError, EOFError):
+            return
+
+
+def test_agents_are_started_survive_and_are_found_again(
+    tmp_path: Path, two_sshd: tuple[Sshd, Sshd]
+) -> None:
+    config = cluster(tmp_path, two_sshd)
+
+    async def visit() -> list[agentwire.Register]:
+        transport = SshTransport(config)
+        try:
+            links = await asyncio.gather(transport.open("n1"), transport.open("n2"))
+            return [
+                await greet(config, node, link)
+                for node, link in zip(("n1", "n2"), links, strict=True)
+            ]
+        finally:
+            await transport.close()
+
+    first = asyncio.run(visit())
+    assert [r.node for r in first] == ["n1", "n2"]
+    assert first[0].device_cores == [2]
+    for number, register in enumerate(first, 1):
+        node_dir = tmp_path / f"r{number}/far/n{number}"
+        process = local.agent_process(node_dir)
+        assert process is not None
+        assert process.pid == register.pid
+        assert os.getsid(process.pid) == process.pid
+        document = json.loads((node_dir / "node.json").read_text())
+        assert document["socket"] == str(node_dir / "agent.sock")
+        assert document["hosts"] == {"n1": "127.0.0.1", "n2": "127.0.0.2"}
+        assert (node_dir / "bin/srun").exists()
+    second = asyncio.run(visit())  # another controller
+    assert [r.agent_id for r in second] == [r.agent_id for r in first]
+
+
+def test_agent_is_reached_again_after_a_cut(tmp_path: Path, two_sshd: tuple[Sshd, Sshd]) -> None:
+    config = cluster(tmp_path, two_sshd)
+
+    async def scenario() -> None:
+        transport = SshTransport(config)
+        try:
+            link = await transport.open("n1")
+            before = await greet(config, "n1", link)
+            two_sshd[0].cut()
+            await until_closed(link)
+            with pytest.raises(ConnectionError):
+                await link.send(b"{}")
+            await link.close()
+            again = await transport.open("n1")
+            assert (await greet(config, "n1", again)).agent_id == before.agent_id
+        finally:
+            await transport.close()
+
+    asyncio.run(scenario())
+
+
+def test_silent_peer_is_noticed_by_keepalive(tmp_path: Path, two_sshd: tuple[Sshd, Sshd]) -> None:
+    config = cluster(tmp_path, two_sshd)
+    text = config.path.read_text().replace("[ssh]\n", "[ssh]\nkeepalive_s = 0.2\n")
+    config = parse(text, config.path, config.home)
+
+    async def scenario() -> None:
+        transport = SshTransport(config)
+        try:
+            link = await transport.open("n1")
+            await greet(config, "n1", link)
+            for pid in two_sshd[0].sessions():
+                os.kill(pid, signal.SIGSTOP)
+            await until_closed(link)
+        finally:
+            await transport.close()
+
+    asyncio.run(scenario())
+
+
+def test_dead_agent_is_started_again_over_the_same_connection(
+    tmp_path: Path, two_sshd: tuple[Sshd, Sshd]
+) -> None:
+    config = cluster(tmp_path, two_sshd)
+
+    async def scenario() -> None:
+        transport = SshTransport(config)
+        try:
+            link = await transport.open("n1")
+            before = await greet(config, "n1", link)
+            sessions = two_sshd[0].sessions()
+            os.kill(before.pid, signal.SIGKILL)
+            await until_closed(link)
+            again = await transport.open("n1")
+            assert (await greet(config, "n1", again)).pid != before.pid
+            assert two_sshd[0].sessions() == sessions
+        finally:
+            await transport.close()
+
+    asyncio.run(scenario())
+
+
+def test_forbidden_forwarding_is_named(tmp_path: Path, two_sshd: tuple[Sshd, Sshd]) -> None:
+    config = cluster(tmp_path, two_sshd)
+    two_sshd[0].stop()
+    two_sshd[0].start("AllowStreamLocalForwarding no")
+    assert "AllowStreamLocalForwarding yes" in refusal(config)
+
+
+def agent_pids(home: Path) -> list[int]:
+    return [node["agent_pid"] for node in json.loads(good(home, "status", "--json"))["nodes"]]
+
+
+@pytest.mark.e2e
+def test_cluster_over_ssh_goes_up_and_down(tmp_path: Path, two_sshd: tuple[Sshd, Sshd]) -> None:
+    home = cluster(tmp_path, two_sshd).home
+    try:
+        assert "2 nodes up" in good(home, "up")
+        agents = agent_pids(home)
+        assert all(agents)
+        good(home, "down", "--keep-jobs")
+        good(home, "up")
+        assert agent_pids(home) == agents
+    finally:
+        good(home, "down")
+    assert [local.agent_process(tmp_path / f"r{i}/far/n{i}") for i in (1, 2)] == [None, None]
+
+
+@pytest.mark.e2e
+def test_job_runs_on_both_ssh_nodes(tmp_path: Path, two_sshd: tuple[Sshd, Sshd]) -> None:
+    home = cluster(tmp_path, two_sshd).home
+    script = tmp_path / "job.sh"
+    script.write_text(
+        '#!/bin/bash\n#SBATCH -N2 --ntasks-per-node=1\nsqueue -h -j "$SLURM_JOB_ID" -o "%i %N"\n'
+        'srun sh -c \'echo "$SLURM_PROCID $SLURMD_NODENAME"\' | sort\n'
+    )
+    try:
+        good(home, "up")
+        good(home, "sbatch", "--wait", "-o", str(tmp_path / "out"), str(script), cwd=tmp_path)
+        assert (tmp_path / "out").read_text() == "1 n[1-2]\n0 n1\n1 n2\n"
+    finally:
+        good(home, "down")
