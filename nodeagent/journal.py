@@ -98,6 +98,13 @@ class Journal:
         except OSError:
             return None
 
+    def started_s(self, key: Key) -> float | None:
+        """When the step's supervisor claimed it (seconds since the epoch)."""
+        try:
+            return os.stat(self.path(key, "stepd.json")).st_mtime
+        except OSError:
+            return None
+
     def has(self, key: Key) -> bool:
         return os.path.isdir(self.path(key))
 

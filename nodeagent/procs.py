@@ -162,31 +162,46 @@ def pss_mib(pids: list[int]) -> float:
     return kib / 1024
 
 
-def mpi_segments(pids: list[int]) -> set[str]:
-    """Paths of MPICH's shared memory segments that these processes have mapped."""
+_SHM = "/dev/shm"
+_SEGMENT = "mpich_shm_"
+
+
+def _in_use(pid: int) -> set[str]:
+    """MPICH segments that the process has mapped or open."""
     found = set()
-    for pid in pids:
-        try:
-            with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
-                for line in file:
-                    at = line.find("/dev/shm/mpich_shm_")
-                    if at >= 0:
-                        found.add(line[at:].rstrip("\n").removesuffix(" (deleted)"))
-        except OSError:
-            continue
+    with contextlib.suppress(OSError):
+        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                at = line.find(f"{_SHM}/{_SEGMENT}")
+                if at >= 0:
+                    found.add(line[at:].rstrip("\n"))
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
     return found
 
 
-def remove_unused_segments(paths: set[str]) -> None:
-    """Unlink segments that nobody has mapped any more.
+def sweep_mpi_segments(uid: int, since_s: float) -> None:
+    """Remove shared memory that killed MPICH ranks of ``uid`` left behind since ``since_s``.
 
-    Ranks of the same step on another local node may share the segment and end a moment
-    later; the last supervisor to look removes it.
+    The name of a segment is a hash that only MPICH can compute, so ours are found by owner,
+    age and use: a segment is listed first and then looked for in every process.  Its creator
+    has it open or mapped from its first moment on, so one that nobody has is left over.  Ranks
+    of the step on another local node may end a moment later: their supervisor comes here too.
     """
-    present = {path for path in paths if os.path.exists(path)}
-    if not present:
+    left = set()
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(_SHM):
+            if entry.name.startswith(_SEGMENT):
+                with contextlib.suppress(OSError):
+                    found = entry.stat(follow_symlinks=False)
+                    if found.st_uid == uid and found.st_ctime >= since_s:
+                        left.add(entry.path)
+    if not left:
         return
-    everyone = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    for path in sorted(present - mpi_segments(everyone)):
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            left -= _in_use(int(name))
+    for path in sorted(left):
         with contextlib.suppress(OSError):
             os.unlink(path)

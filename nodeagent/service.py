@@ -404,14 +404,15 @@ class Agent:
         if identity.get("boot_id") == procs.boot_id():
             leader = (int(identity["pid"]), int(identity["start"]))
         marker = f"{key}@{self.config.dir}"
-        segments: set[str] = set()
         wait_s = SWEEP_WAIT_S
         while found := procs.marked(marker, leader):
-            segments |= procs.mpi_segments([one.pid for one in found])
             procs.kill_all(found)
             await asyncio.sleep(wait_s)
             wait_s = min(wait_s * 2, SWEEP_WAIT_MAX_S)
-        procs.remove_unused_segments(segments)
+        launch = self.journal.read(key, "launch.json") or {}
+        since_s = self.journal.started_s(key)
+        if launch.get("mpi", "pmi1") != "none" and since_s is not None:
+            procs.sweep_mpi_segments(int(launch.get("uid", os.geteuid())), since_s)
         self.post(events.Swept(key))
 
     def _use_hosts(self, hosts: dict[str, str], heartbeat_s: float) -> None:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from nodeagent import procs
 from nodeagent.agentlink import AgentLink
 from nodeagent.journal import Journal
 from nodeagent.order import Order
@@ -30,7 +31,6 @@ from nodeagent.stepstart import Wireup, start_tasks
 from nodeagent.taskenv import NodeConfig
 
 SAMPLE_S = 0.5  # memory is looked at this often when it is limited
-ABORT_WAIT_S = 0.1  # a rank that called MPI_Abort gets this long to end by itself
 SWEEP_FIRST_S = 0.01
 SWEEP_MAX_S = 1.0
 #: Seconds without progress after which output that srun never took is given up.
@@ -280,10 +280,6 @@ class Supervisor:
         if self.order.mem_mib > 0:
             self.timer("memory", SAMPLE_S, self.sample_memory)
 
-    def abort_soon(self) -> None:
-        """A rank called MPI_Abort: it may still end by itself with the code it chose."""
-        self.timer("abort", ABORT_WAIT_S, self.kill)
-
     # ------------------------------------------------------------ ends
 
     def _reap(self) -> None:
@@ -291,12 +287,7 @@ class Supervisor:
         ended = self.tasks.reap()
         if ended:
             errors = self.launch_errors()
-            exits = []
-            for rank, status in ended:
-                in_mpi = self.wireup is not None and self.wireup.rank_ended(rank)
-                exits.append(
-                    self.tasks.ended(rank, status, in_mpi=in_mpi, launch_error=errors.get(rank, ""))
-                )
+            exits = [self._task_ended(rank, status, errors) for rank, status in self._order(ended)]
             self.link.queue(self.message("TasksExited", exits=exits))
             if any(one.get("in_mpi") for one in exits):
                 self.kill()
@@ -307,10 +298,26 @@ class Supervisor:
         elif "sweep" not in self.timers:
             self.kill()
 
+    def _order(self, ended: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Of tasks that ended at the same time, the one that aborted MPI is the first."""
+        wireup = self.wireup
+        if wireup is None:
+            return ended
+        return sorted(ended, key=lambda one: wireup.abort_code(one[0]) is None)
+
+    def _task_ended(self, rank: int, status: int, errors: dict[int, str]) -> dict[str, Any]:
+        in_mpi = False
+        if self.wireup is not None:
+            in_mpi = self.wireup.rank_ended(rank)
+            code = self.wireup.abort_code(rank)
+            if code is not None and os.WIFSIGNALED(status) and self.tasks.killed:
+                status = (code & 0xFF) << 8  # we ended it: the code it asked for counts
+                in_mpi = True
+        return self.tasks.ended(rank, status, in_mpi=in_mpi, launch_error=errors.get(rank, ""))
+
     def kill(self) -> None:
         """SIGKILL everything of the step, again and again until nothing is left."""
-        mpi = self.wireup is not None and self.wireup.ever_used
-        self.tasks.kill(mpi=mpi)
+        self.tasks.kill()
         self.timers.pop("sweep", None)
         self.timer("sweep", self._sweep_s, self._sweep)
         self._sweep_s = min(self._sweep_s * 2, SWEEP_MAX_S)
@@ -337,7 +344,8 @@ class Supervisor:
         self.stdin.close()
         if self.wireup is not None:
             self.wireup.close()
-            self.tasks.sweep_segments()
+            if self.wireup.ever_used and self.tasks.abnormal:
+                procs.sweep_mpi_segments(self.order.uid, self.tasks.since_s)
         self.finish(self.message("StepEnded", exits=self.tasks.exits, usage=self.tasks.usage()))
 
     def finish(self, outcome: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ class StepProcesses:
         self.childless = False
         self.killed = False
         self.oom = False
-        self.segments: set[str] = set()
+        self.since_s = time.time()
         self._user_cpu_s = self._system_cpu_s = 0.0
         self._max_rss_mib = 0.0
 
@@ -80,20 +80,15 @@ class StepProcesses:
         for pid in self.pids:
             procs.send(pid, signum)
 
-    def kill(self, *, mpi: bool) -> None:
-        """SIGKILL all there are now; more may be forked meanwhile: call until ``childless``.
-
-        ``mpi``: note the shared memory that the ranks have mapped, for ``sweep_segments``.
-        """
+    def kill(self) -> None:
+        """SIGKILL all there are now; more may be forked meanwhile: call until ``childless``."""
         self.killed = True
-        living = self.everything()
-        if mpi:
-            self.segments |= procs.mpi_segments([one.pid for one in living])
-        procs.kill_all(living)
+        procs.kill_all(self.everything())
 
-    def sweep_segments(self) -> None:
-        """Remove the MPI segments that killed ranks left, unless others still use them."""
-        procs.remove_unused_segments(self.segments)
+    @property
+    def abnormal(self) -> bool:
+        """Whether any task did not end by itself."""
+        return self.killed or any("signal" in one or "in_mpi" in one for one in self.exits)
 
     def over_memory(self, limit_mib: int) -> bool:
         """Sample the memory in use.

@@ -39,7 +39,8 @@ class Wireup:
             mapping=process_mapping(order.nodes, order.node_tasks, order.node_hosts),
             one_node=len([ranks for ranks in order.node_tasks if ranks]) <= 1,
             exchange=self._exchange,
-            on_abort=lambda rank, code: supervisor.abort_soon(),
+            # At once: MPI_Abort returns in the rank, which would go on and end without an error.
+            on_abort=lambda rank, code: supervisor.kill(),
         )
         self._missing = False  # a rank ended without ever entering MPI
 
@@ -81,6 +82,11 @@ class Wireup:
         if self.barrier is not None and self.barrier[0] == seq:
             self.barrier = None
             self.server.barrier_out(seq, kvs)
+
+    def abort_code(self, rank: int) -> int | None:
+        """What the rank gave MPI_Abort, None when it did not call it."""
+        connection = self.server.ranks.get(rank)
+        return None if connection is None else connection.aborted
 
     def rank_ended(self, rank: int) -> bool:
         """Whether the rank ended where MPI cannot go on without it."""
