@@ -54,7 +54,7 @@ def make_devices(config: NodeConfig) -> list[int]:
     path = os.path.join(config.dir, "devices")
     seed = zlib.crc32(f"{config.cluster}/{config.node}".encode())
     devicedir.create(path, config.instance_type, config.node, seed)
-    from neuron_runtime.device import INSTANCE_TYPES as T; t = T[config.instance_type]; return [t.cores_per_device] * t.devices  # TEMP
+    return list(devicedir.read_counts(path))
 
 
 def main(argv: list[str] | None = None) -> int:
