@@ -7,11 +7,14 @@ inside ``shard_map`` become all-reduces of the compiled program.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, PartitionSpec
 
-from jobs.train_spec import VOCAB, TrainSpec
+from jobs.train_spec import VOCAB, TrainSpec, parameter_shapes
 
 AXIS = "data"
 BETA1, BETA2, EPSILON = 0.9, 0.98, 1e-8
@@ -100,3 +103,73 @@ def _train_step(
 
 def _eval_step(spec: TrainSpec, parameters: Parameters, tokens: jax.Array) -> jax.Array:
     return jax.lax.psum(jnp.sum(_nll(spec, parameters, tokens)), AXIS)
+
+
+def _structs(spec: TrainSpec, group: str) -> dict[str, jax.ShapeDtypeStruct]:
+    return {
+        f"{group}/{name}": jax.ShapeDtypeStruct(shape, jnp.float32)
+        for name, shape in parameter_shapes(spec).items()
+    }
+
+
+def _group(state: Parameters, group: str) -> Parameters:
+    """The tensors of one group, without the group's name."""
+    prefix = f"{group}/"
+    return {name[len(prefix) :]: v for name, v in state.items() if name.startswith(prefix)}
+
+
+def _mesh(ranks: int) -> Mesh:
+    return Mesh(np.array(jax.devices()[:ranks]), (AXIS,))
+
+
+def train_step(config: dict[str, Any], ranks: int) -> tuple[Any, tuple[Any, ...]]:
+    """The training step for ``neuron_runtime.compile``: a jitted function and example arguments.
+
+    ``(state, step, tokens) -> (state, loss)``; state holds ``moment1/...``, ``moment2/...`` and
+    ``parameters/...`` and is donated, so the compiled program updates it in place. ``tokens`` is
+    the global batch [global_batch, seq_len + 1] int32, divided over the ranks. Inputs and outputs
+    are in the order of JAX's pytrees: the state's names sorted, then the others.
+    """
+    spec = TrainSpec(**config)
+    groups = ("moment1", "moment2", "parameters")
+
+    def step_on_rank(
+        state: Parameters, step: jax.Array, tokens: jax.Array
+    ) -> tuple[Parameters, jax.Array]:
+        *updated, loss = _train_step(spec, *(_group(state, g) for g in groups), step, tokens)
+        new = {
+            f"{group}/{name}": value
+            for group, part in zip(groups, updated, strict=True)
+            for name, value in part.items()
+        }
+        return new, loss
+
+    sharded = jax.shard_map(
+        step_on_rank,
+        mesh=_mesh(ranks),
+        in_specs=(PartitionSpec(), PartitionSpec(), PartitionSpec(AXIS)),
+        out_specs=(PartitionSpec(), PartitionSpec()),
+        check_vma=False,  # the reductions are ours: else gradients would be summed implicitly
+    )
+    state = {name: v for group in groups for name, v in _structs(spec, group).items()}
+    step = jax.ShapeDtypeStruct((), jnp.float32)
+    tokens = jax.ShapeDtypeStruct((spec.global_batch, spec.seq_len + 1), jnp.int32)
+    return jax.jit(sharded, donate_argnums=0, keep_unused=True), (state, step, tokens)
+
+
+def eval_step(config: dict[str, Any], ranks: int) -> tuple[Any, tuple[Any, ...]]:
+    """Validation: ``(parameters, tokens) -> nll``, summed over the global batch, in nats."""
+    spec = TrainSpec(**config)
+
+    def eval_on_rank(state: Parameters, tokens: jax.Array) -> jax.Array:
+        return _eval_step(spec, _group(state, "parameters"), tokens)
+
+    sharded = jax.shard_map(
+        eval_on_rank,
+        mesh=_mesh(ranks),
+        in_specs=(PartitionSpec(), PartitionSpec(AXIS)),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+    tokens = jax.ShapeDtypeStruct((spec.global_batch, spec.seq_len + 1), jnp.int32)
+    return jax.jit(sharded, keep_unused=True), (_structs(spec, "parameters"), tokens)
