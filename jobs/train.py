@@ -37,7 +37,7 @@ from neuron_runtime.errors import NrtError  # noqa: E402
 
 KEPT_CHECKPOINTS = 3
 RESULT_NAME = "result.json"
-_USER_ERRORS = (ValueError, OSError, NrtError, checkpoint.CheckpointError)
+_USER_ERRORS = (ValueError, OSError, NrtError, CompileError, checkpoint.CheckpointError)
 
 
 def default_out() -> Path:

@@ -12,9 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from jobs.train_spec import VOCAB, TrainSpec, parameter_shapes
+from neuron_runtime.compiler.spec import JaxProgram
 
 AXIS = "data"
 BETA1, BETA2, EPSILON = 0.9, 0.98, 1e-8
@@ -118,17 +119,13 @@ def _group(state: Parameters, group: str) -> Parameters:
     return {name[len(prefix) :]: v for name, v in state.items() if name.startswith(prefix)}
 
 
-def _mesh(ranks: int) -> Mesh:
-    return Mesh(np.array(jax.devices()[:ranks]), (AXIS,))
+def train_step(ranks: int, **config: Any) -> JaxProgram:
+    """The training step, for the compiler; ``config`` are the fields of TrainSpec.
 
-
-def train_step(config: dict[str, Any], ranks: int) -> tuple[Any, tuple[Any, ...]]:
-    """The training step for ``neuron_runtime.compile``: a jitted function and example arguments.
-
-    ``(state, step, tokens) -> (state, loss)``; state holds ``moment1/...``, ``moment2/...`` and
-    ``parameters/...`` and is donated, so the compiled program updates it in place. ``tokens`` is
-    the global batch [global_batch, seq_len + 1] int32, divided over the ranks. Inputs and outputs
-    are in the order of JAX's pytrees: the state's names sorted, then the others.
+    ``(state, step, tokens) -> (state, loss)``: state holds ``moment1/...``, ``moment2/...`` and
+    ``parameters/...`` and is donated, so the compiled program updates it in place; ``step`` counts
+    from 1; ``tokens`` is the global batch [global_batch, seq_len + 1], divided over the ranks.
+    Inputs and outputs are in the order of JAX's trees: the state's names sorted, then the others.
     """
     spec = TrainSpec(**config)
     groups = ("moment1", "moment2", "parameters")
@@ -144,32 +141,37 @@ def train_step(config: dict[str, Any], ranks: int) -> tuple[Any, tuple[Any, ...]
         }
         return new, loss
 
-    sharded = jax.shard_map(
-        step_on_rank,
-        mesh=_mesh(ranks),
-        in_specs=(PartitionSpec(), PartitionSpec(), PartitionSpec(AXIS)),
-        out_specs=(PartitionSpec(), PartitionSpec()),
-        check_vma=False,  # the reductions are ours: else gradients would be summed implicitly
-    )
     state = {name: v for group in groups for name, v in _structs(spec, group).items()}
     step = jax.ShapeDtypeStruct((), jnp.float32)
-    tokens = jax.ShapeDtypeStruct((spec.global_batch, spec.seq_len + 1), jnp.int32)
-    return jax.jit(sharded, donate_argnums=0, keep_unused=True), (state, step, tokens)
+    return JaxProgram(
+        fn=step_on_rank,
+        args=(state, step, _tokens(spec)),
+        mesh={AXIS: ranks},
+        in_specs=(PartitionSpec(), PartitionSpec(), PartitionSpec(AXIS)),
+        out_specs=(PartitionSpec(), PartitionSpec()),
+        donate=(0,),
+        result_names=("state", "loss"),
+        name="train_step",
+    )
 
 
-def eval_step(config: dict[str, Any], ranks: int) -> tuple[Any, tuple[Any, ...]]:
+def eval_step(ranks: int, **config: Any) -> JaxProgram:
     """Validation: ``(parameters, tokens) -> nll``, summed over the global batch, in nats."""
     spec = TrainSpec(**config)
 
-    def eval_on_rank(state: Parameters, tokens: jax.Array) -> jax.Array:
-        return _eval_step(spec, _group(state, "parameters"), tokens)
+    def eval_on_rank(parameters: Parameters, tokens: jax.Array) -> jax.Array:
+        return _eval_step(spec, _group(parameters, "parameters"), tokens)
 
-    sharded = jax.shard_map(
-        eval_on_rank,
-        mesh=_mesh(ranks),
+    return JaxProgram(
+        fn=eval_on_rank,
+        args=(_structs(spec, "parameters"), _tokens(spec)),
+        mesh={AXIS: ranks},
         in_specs=(PartitionSpec(), PartitionSpec(AXIS)),
         out_specs=PartitionSpec(),
-        check_vma=False,
+        result_names=("nll",),
+        name="eval_step",
     )
-    tokens = jax.ShapeDtypeStruct((spec.global_batch, spec.seq_len + 1), jnp.int32)
-    return jax.jit(sharded, keep_unused=True), (_structs(spec, "parameters"), tokens)
+
+
+def _tokens(spec: TrainSpec) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((spec.global_batch, spec.seq_len + 1), jnp.int32)
