@@ -33,11 +33,11 @@ from jobs import checkpoint, train_data  # noqa: E402
 from jobs.train_spec import TrainSpec, initial_parameters  # noqa: E402
 from neuron_runtime import nrt  # noqa: E402
 from neuron_runtime.env import parse_core_list  # noqa: E402
-from neuron_runtime.errors import NrtError  # noqa: E402
+from neuron_runtime.errors import CompileError, NrtError  # noqa: E402
 
 KEPT_CHECKPOINTS = 3
 RESULT_NAME = "result.json"
-_USER_ERRORS = (ValueError, OSError, NrtError, checkpoint.CheckpointError)
+_USER_ERRORS = (ValueError, OSError, NrtError, CompileError, checkpoint.CheckpointError)
 
 
 def default_out() -> Path:

@@ -7,11 +7,15 @@ inside ``shard_map`` become all-reduces of the compiled program.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
-from jobs.train_spec import VOCAB, TrainSpec
+from jobs.train_spec import VOCAB, TrainSpec, parameter_shapes
+from neuron_runtime.compiler.spec import JaxProgram
 
 AXIS = "data"
 BETA1, BETA2, EPSILON = 0.9, 0.98, 1e-8
@@ -100,3 +104,74 @@ def _train_step(
 
 def _eval_step(spec: TrainSpec, parameters: Parameters, tokens: jax.Array) -> jax.Array:
     return jax.lax.psum(jnp.sum(_nll(spec, parameters, tokens)), AXIS)
+
+
+def _structs(spec: TrainSpec, group: str) -> dict[str, jax.ShapeDtypeStruct]:
+    return {
+        f"{group}/{name}": jax.ShapeDtypeStruct(shape, jnp.float32)
+        for name, shape in parameter_shapes(spec).items()
+    }
+
+
+def _group(state: Parameters, group: str) -> Parameters:
+    """The tensors of one group, without the group's name."""
+    prefix = f"{group}/"
+    return {name[len(prefix) :]: v for name, v in state.items() if name.startswith(prefix)}
+
+
+def train_step(ranks: int, **config: Any) -> JaxProgram:
+    """The training step, for the compiler; ``config`` are the fields of TrainSpec.
+
+    ``(state, step, tokens) -> (state, loss)``: state holds ``moment1/...``, ``moment2/...`` and
+    ``parameters/...`` and is donated, so the compiled program updates it in place; ``step`` counts
+    from 1; ``tokens`` is the global batch [global_batch, seq_len + 1], divided over the ranks.
+    Inputs and outputs are in the order of JAX's trees: the state's names sorted, then the others.
+    """
+    spec = TrainSpec(**config)
+    groups = ("moment1", "moment2", "parameters")
+
+    def step_on_rank(
+        state: Parameters, step: jax.Array, tokens: jax.Array
+    ) -> tuple[Parameters, jax.Array]:
+        *updated, loss = _train_step(spec, *(_group(state, g) for g in groups), step, tokens)
+        new = {
+            f"{group}/{name}": value
+            for group, part in zip(groups, updated, strict=True)
+            for name, value in part.items()
+        }
+        return new, loss
+
+    state = {name: v for group in groups for name, v in _structs(spec, group).items()}
+    step = jax.ShapeDtypeStruct((), jnp.float32)
+    return JaxProgram(
+        fn=step_on_rank,
+        args=(state, step, _tokens(spec)),
+        mesh={AXIS: ranks},
+        in_specs=(PartitionSpec(), PartitionSpec(), PartitionSpec(AXIS)),
+        out_specs=(PartitionSpec(), PartitionSpec()),
+        donate=(0,),
+        result_names=("state", "loss"),
+        name="train_step",
+    )
+
+
+def eval_step(ranks: int, **config: Any) -> JaxProgram:
+    """Validation: ``(parameters, tokens) -> nll``, summed over the global batch, in nats."""
+    spec = TrainSpec(**config)
+
+    def eval_on_rank(parameters: Parameters, tokens: jax.Array) -> jax.Array:
+        return _eval_step(spec, _group(parameters, "parameters"), tokens)
+
+    return JaxProgram(
+        fn=eval_on_rank,
+        args=(_structs(spec, "parameters"), _tokens(spec)),
+        mesh={AXIS: ranks},
+        in_specs=(PartitionSpec(), PartitionSpec(AXIS)),
+        out_specs=PartitionSpec(),
+        result_names=("nll",),
+        name="eval_step",
+    )
+
+
+def _tokens(spec: TrainSpec) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((spec.global_batch, spec.seq_len + 1), jnp.int32)

@@ -38,34 +38,45 @@ class Programs:
     def __init__(
         self, folder: Path, rank: int, ranks: int, state: Mapping[str, NDArray[np.float32]]
     ) -> None:
-        self._train = nrt.nrt_load_collectives(folder / TRAIN_NEFF, 0, -1, rank, ranks)
-        self._eval = nrt.nrt_load_collectives(folder / EVAL_NEFF, 0, -1, rank, ranks)
-        self._tensors: dict[str, NrtTensor] = {}
+        self.names = tuple(sorted(state))
+        parameters = [name for name in self.names if name.startswith("parameters/")]
         self._views: dict[str, NDArray[Any]] = {}
-        self.names = tuple(state)
-        self._train_sets = self._bind(self._train, "train")
-        self._eval_sets = self._bind(self._eval, "eval")
+        self._tensors: dict[str, NrtTensor] = {}
+        self._train = nrt.nrt_load_collectives(folder / TRAIN_NEFF, 0, -1, rank, ranks)
+        self._train_sets = self._bind(
+            self._train,
+            inputs=[*self.names, "train:step", "train:tokens"],
+            outputs=[*self.names, "train:loss"],
+        )
+        self._eval = nrt.nrt_load_collectives(folder / EVAL_NEFF, 0, -1, rank, ranks)
+        self._eval_sets = self._bind(
+            self._eval, inputs=[*parameters, "eval:tokens"], outputs=["eval:nll"]
+        )
         for name, value in state.items():
             nrt.nrt_tensor_write(self._tensors[name], value)
 
-    def _bind(self, model: Model, prefix: str) -> tuple[TensorSet, TensorSet]:
-        """Tensor sets of a model; an output that may replace an input gets the input's tensor."""
-        inputs, outputs = nrt.nrt_allocate_tensor_set(), nrt.nrt_allocate_tensor_set()
-        manifest = model.neff.manifest
-        for info in nrt.nrt_get_model_tensor_info(model):
-            if info.usage == "INPUT":
-                key = info.name if "/" in info.name else f"{prefix}:{info.name}"
-                target = inputs
-            else:
-                takes_over = manifest.aliased_input(info.name)
-                key = takes_over or f"{prefix}:{info.name}"
-                target = outputs
-            if key not in self._tensors:
-                tensor = nrt.nrt_tensor_allocate(Placement.DEVICE, 0, info.size, key)
-                self._tensors[key] = tensor
-                self._views[key] = nrt.nrt_tensor_get_va(tensor, info.dtype, info.shape)
-            nrt.nrt_add_tensor_to_tensor_set(target, info.name, self._tensors[key])
-        return inputs, outputs
+    def _bind(
+        self, model: Model, inputs: list[str], outputs: list[str]
+    ) -> tuple[TensorSet, TensorSet]:
+        """Tensor sets of a model, given our names of its inputs and outputs in order.
+
+        A name that is an input and an output (donated state) gets one tensor for both.
+        """
+        sets = nrt.nrt_allocate_tensor_set(), nrt.nrt_allocate_tensor_set()
+        infos = nrt.nrt_get_model_tensor_info(model)
+        if len(infos) != len(inputs) + len(outputs):
+            raise ValueError(
+                f"{model.neff.source} was compiled for another model: it has {len(infos)} inputs "
+                f"and outputs, not {len(inputs) + len(outputs)}; compile again"
+            )
+        for info, name in zip(infos, [*inputs, *outputs], strict=True):
+            if name not in self._tensors:
+                tensor = nrt.nrt_tensor_allocate(Placement.DEVICE, 0, info.size, name)
+                self._tensors[name] = tensor
+                self._views[name] = nrt.nrt_tensor_get_va(tensor, info.dtype, info.shape)
+            tensor_set = sets[0] if info.usage == "INPUT" else sets[1]
+            nrt.nrt_add_tensor_to_tensor_set(tensor_set, info.name, self._tensors[name])
+        return sets
 
     def train(self, step: int, tokens: NDArray[np.int32]) -> float:
         """One optimiser step (the first is 1); returns the global batch's loss in nats a byte.

@@ -46,9 +46,9 @@ def _bind(
 
 
 def _check_overlap(
-    model: Model, inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]
+    inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]
 ) -> None:
-    """An output may lie in an input's memory only where the program allows it (and exactly there).
+    """An output may take an input's place exactly, or lie apart from it; nothing in between.
 
     Raises:
         NrtError: NRT_EXEC_BAD_INPUT.
@@ -57,14 +57,12 @@ def _check_overlap(
     for name, array in outputs.items():
         start, end = array.ctypes.data, array.ctypes.data + array.nbytes
         for place, nbytes, other in places:
-            if start < place + nbytes and place < end:
-                allowed = model.neff.manifest.aliased_input(name)
-                if allowed != other or start != place:
-                    raise NrtError(
-                        NRT_STATUS.NRT_EXEC_BAD_INPUT,
-                        f"output tensor {name!r} shares memory with input {other!r}, which the "
-                        "program does not allow (donate the input when compiling)",
-                    )
+            if start < place + nbytes and place < end and (start, end) != (place, place + nbytes):
+                raise NrtError(
+                    NRT_STATUS.NRT_EXEC_BAD_INPUT,
+                    f"output tensor {name!r} overlaps a part of input {other!r}; it may take the "
+                    "input's place exactly or lie apart from it",
+                )
 
 
 def _check_numbers(arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -90,7 +88,7 @@ def _bound(model: Model, input_set: TensorSet, output_set: TensorSet) -> Bound:
     manifest = model.neff.manifest
     inputs = _bind(manifest.inputs, input_set.tensors, "input")
     outputs = _bind(manifest.outputs, output_set.tensors, "output")
-    _check_overlap(model, inputs, outputs)
+    _check_overlap(inputs, outputs)
     model.bound = Bound(input_set, output_set, stamp, inputs, outputs)
     return model.bound
 

@@ -128,7 +128,6 @@ def _check_memory(arena: tensors.Arena, neff: Neff) -> None:
         "program": hbm.program,
         "constants": hbm.constants,
         "scratch": hbm.scratch,
-        "buckets": hbm.buckets,
     }
     need, free = sum(parts.values()), arena.capacity_bytes - arena.used_bytes
     if need > free:
@@ -333,20 +332,19 @@ class Runtime:
         arena = self.arenas[core]
         hbm = neff.manifest.hbm
         _check_memory(arena, neff)
-        needs = {"model_code": hbm.program, "constants": hbm.constants}
         reserved: dict[str, int] = {}
         blocks: list[tensors.Block] = []
 
         def allocate(nbytes: int) -> NDArray[np.uint8]:
-            what = f"scratch memory of {neff.manifest.name}"
-            block = arena.allocate(nbytes, "model_shared_scratchpad", what)
+            # The scratch area is asked for first, then the constants.
+            category = "constants" if blocks else "model_shared_scratchpad"
+            block = arena.allocate(nbytes, category, f"{category} of {neff.manifest.name}")
             blocks.append(block)
             return block.memory
 
         try:
-            for category, nbytes in needs.items():
-                arena.reserve(nbytes, category, f"{category} of {neff.manifest.name}")
-                reserved[category] = nbytes
+            arena.reserve(hbm.program, "model_code", f"the program of {neff.manifest.name}")
+            reserved["model_code"] = hbm.program
             executable = NumpyExecutable(neff, joined or SoloCollectives(), allocate)
         except BaseException:
             for request in joined.take_requests() if joined else []:

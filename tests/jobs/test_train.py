@@ -22,7 +22,8 @@ from tests.neuron_device import mpi
 pytestmark = pytest.mark.jax
 
 HERE = Path(__file__).parent
-STEPS = 24
+#: Enough for a kill at step 10 to come long before the end.
+STEPS = 160
 SIZE = (
     "--layers 1 --width 32 --heads 2 --ff-width 64 --seq-len 16 --global-batch 8 "
     f"--steps {STEPS} --warmup-steps 4 --learning-rate 0.02 --validation-windows 16 "
@@ -133,7 +134,7 @@ def test_same_curve_on_other_rank_counts(
     out = bench.out(f"ranks{ranks}", ranks)
     done = bench.run(ranks, out)
     assert done.returncode == 0, done.stderr
-    assert losses(done.stdout) == pytest.approx(losses(undisturbed[1]), rel=2e-4)
+    assert losses(done.stdout) == pytest.approx(losses(undisturbed[1]), rel=1e-3, abs=1e-4)
     here, there = result(out), result(undisturbed[0])
     assert here["validation_bits_per_byte"] == pytest.approx(
         there["validation_bits_per_byte"], rel=1e-3
@@ -148,7 +149,6 @@ def test_killed_and_resumed_ends_the_same(bench: Bench, undisturbed: tuple[Path,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        start_new_session=True,
     )
     try:
         assert process.stdout is not None
@@ -156,15 +156,18 @@ def test_killed_and_resumed_ends_the_same(bench: Bench, undisturbed: tuple[Path,
             if line.startswith("step 10 "):
                 break
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        # mpiexec puts its ranks into sessions of their own; the devices know who they are.
+        for pid in devicedir.holders(bench.devices).values():
+            os.kill(pid, signal.SIGKILL)
         process.communicate(timeout=20)
     assert not (out / "result.json").exists()
     assert devicedir.holders(bench.devices) == {}
     done = bench.run(2, out)
     assert done.returncode == 0, done.stderr
-    resumed = re.search(r"^resuming from step (\d+) of 24", done.stdout, re.MULTILINE)
+    resumed = re.search(r"^resuming from step (\d+) of 160", done.stdout, re.MULTILINE)
     assert resumed is not None
-    assert int(resumed[1]) in (8, 12, 16, 20)
+    assert 8 <= int(resumed[1]) < STEPS
+    assert int(resumed[1]) % 4 == 0
     assert result(out) == result(undisturbed[0])
 
 
@@ -213,7 +216,7 @@ def test_finished_run_only_validates(bench: Bench, undisturbed: tuple[Path, str]
     shutil.copytree(undisturbed[0], out)
     done = bench.run(2, out)
     assert done.returncode == 0, done.stderr
-    assert "step 24 loss" not in done.stdout
+    assert "tokens/s" not in done.stdout
     assert result(out) == result(undisturbed[0])
 
 

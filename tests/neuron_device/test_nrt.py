@@ -127,12 +127,22 @@ def test_bad_inputs_to_execute(node: devicedir.DeviceDir) -> None:
     assert node.read_int(f"{base}/exec_bad_input/total") == 3
 
 
-def test_output_over_an_input_that_may_not_be_replaced(node: devicedir.DeviceDir) -> None:
+def test_output_over_a_part_of_an_input(node: devicedir.DeviceDir) -> None:
     nrt.nrt_init()
     loaded = Loaded()
-    nrt.nrt_add_tensor_to_tensor_set(loaded.outputs, "new_total", loaded.tensors["x"])
-    with refused(S.NRT_EXEC_BAD_INPUT, "shares memory with input 'x'"):
+    both = nrt.nrt_tensor_allocate(Placement.DEVICE, 0, 24, "both")
+    x = nrt.nrt_tensor_allocate_slice(both, 0, 16)
+    y = nrt.nrt_tensor_allocate_slice(both, 8, 16)
+    nrt.nrt_add_tensor_to_tensor_set(loaded.inputs, "x", x)
+    nrt.nrt_add_tensor_to_tensor_set(loaded.outputs, "y", y)
+    with refused(S.NRT_EXEC_BAD_INPUT, "'y' overlaps a part of input 'x'"):
         loaded.run()
+    # Exactly in its place is fine, donated or not.
+    nrt.nrt_add_tensor_to_tensor_set(loaded.outputs, "y", x)
+    nrt.nrt_tensor_write(x, np.ones(4, np.float32))
+    loaded.run()
+    assert loaded.read("new_total") == [1] * 4
+    assert nrt.nrt_tensor_get_va(x, np.float32).tolist() == [0] * 4
 
 
 def test_nan_is_reported_when_asked_for(
