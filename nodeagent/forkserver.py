@@ -1,7 +1,8 @@
 """Warm process of the agent that forks one supervisor per step.
 
 Run as ``python -m nodeagent.forkserver NODE_DIR GENERATION FD``.  FD is a socket to the agent:
-frames with a ``Launch`` come down, ``Forked``/``Exited`` objects go up.  When the agent closes it
+frames with a ``Launch`` come down; ``Ready``, ``ForkFailed`` and ``Exited`` (a supervisor that ended
+badly) go up.  When the agent closes it
 (or dies) the fork server ends; supervisors go on.
 
 It is the subreaper of its supervisors: when one is killed, what it ran falls to the fork
@@ -60,7 +61,12 @@ def supervise(body: bytes, config: NodeConfig, generation: str) -> None:
     supervisor = Supervisor(order, config, journal, link)
     own = procs.stat(os.getpid())
     assert own is not None
-    identity = {"pid": own.pid, "start": own.start, "tasks": order.tasks}
+    identity = {
+        "pid": own.pid,
+        "start": own.start,
+        "boot_id": procs.boot_id(),
+        "tasks": order.tasks,
+    }
     files: dict[str, tuple[bytes, int]] = {
         "launch.json": (body, 0o600),
         "stepd.json": (json.dumps(identity).encode(), 0o600),
@@ -80,6 +86,13 @@ def supervise(body: bytes, config: NodeConfig, generation: str) -> None:
         link.flush()
         return
     supervisor.run()
+
+
+def describe(status: int) -> str:
+    """A wait status in words."""
+    if os.WIFSIGNALED(status):
+        return f"ended by signal {os.WTERMSIG(status)}"
+    return f"ended with exit code {os.WEXITSTATUS(status)}"
 
 
 class ForkServer:
@@ -144,9 +157,9 @@ class ForkServer:
             if pid == 0:
                 break
             key = self.children.pop(pid, None)
-            if key is not None:
-                self._tell({"type": "Exited", "key": list(key), "pid": pid})
-                broken = broken or status != 0
+            if key is not None and status != 0:
+                self._tell({"type": "Exited", "key": list(key), "reason": describe(status)})
+                broken = True
         if broken:
             self._end_orphans()
 

@@ -124,8 +124,8 @@ class Journal:
     def generation(self) -> str:
         """The agent that owns the node now ("" when none ever did)."""
         try:
-            with open(self._generation_path, encoding="ascii") as file:
-                return file.read()
+            with open(self._generation_path, "rb", buffering=0) as file:
+                return file.read().decode()
         except OSError:
             return ""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import glob
 import os
 import signal
 from typing import NamedTuple
@@ -49,6 +48,15 @@ def stat(pid: int) -> Stat | None:
     return Stat(pid, chr(rest[0][0]), int(rest[1]), int(rest[3]), int(rest[19]))
 
 
+def boot_id() -> str:
+    """Changes with every boot of the machine."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", "rb", buffering=0) as file:
+            return file.read().decode().strip()
+    except OSError:
+        return ""
+
+
 def alive(pid: int, start: int) -> bool:
     """Whether ``pid`` is still the process that started at ``start`` and not a zombie."""
     found = stat(pid)
@@ -85,21 +93,26 @@ def environment(pid: int) -> bytes:
         return b""
 
 
-def marked(marker: str, sessions: set[int]) -> list[Stat]:
-    """Processes that carry ``CLUSTERCTL_STEP=marker`` or are in ``sessions``, and all below them.
+def marked(marker: str, leader: tuple[int, int] | None) -> list[Stat]:
+    """Processes that carry ``CLUSTERCTL_STEP=marker`` or are in the session of ``leader`` (pid,
+    start time of the supervisor), and all below them.
 
     This is how a step's processes are found when its supervisor is gone and they belong to
-    nobody any more.
+    nobody any more.  A session whose number was taken over by another leader is not touched.
     """
     wanted = MARKER + os.fsencode(marker)
     stats = all_stats()
     own = os.getpid()
+    session = 0
+    if leader is not None:
+        holder = stat(leader[0])
+        session = leader[0] if holder is None or holder.start == leader[1] else 0
     roots = {
         one.pid
         for one in stats
         if one.pid != own
         and one.state not in "ZX"
-        and (one.session in sessions or wanted in environment(one.pid).split(b"\0"))
+        and ((session and one.session == session) or wanted in environment(one.pid).split(b"\0"))
     }
     below = descendants(roots, stats=stats)
     return [one for one in stats if one.pid in roots] + [
@@ -177,8 +190,3 @@ def remove_unused_segments(paths: set[str]) -> None:
     for path in sorted(present - mpi_segments(everyone)):
         with contextlib.suppress(OSError):
             os.unlink(path)
-
-
-def open_descriptors() -> list[int]:
-    """This process's descriptors."""
-    return [int(os.path.basename(name)) for name in glob.glob("/proc/self/fd/*")]
