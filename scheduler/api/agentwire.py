@@ -78,7 +78,8 @@ class Signal(Message):
     """Signal tasks of a step on this node.  ``all_steps``: of every step of the job.
 
     ``batch_shell``: only the batch script itself; default for the batch step is its whole
-    session.  Older attempts than ``attempt`` are dropped.
+    session.  Older attempts than ``attempt`` are dropped.  ``notice``: a line for the step's
+    stderr (the agent puts ``slurmstepd-NODE: error: `` before it), printed once.
     """
 
     job_id: int
@@ -87,21 +88,30 @@ class Signal(Message):
     signum: int
     all_steps: bool = False
     batch_shell: bool = False
+    notice: str = ""
 
 
 class EndStep(Message):
-    """SIGKILL every process of the step on this node; answered by ``StepEnded``."""
+    """SIGKILL every process of the step on this node; answered by ``StepEnded``.
+
+    ``notice`` as in ``Signal``.
+    """
 
     job_id: int
     step_id: str
     attempt: int
+    notice: str = ""
 
 
 class EndJob(Message):
-    """SIGKILL everything of the job (this attempt and older) here; answered by ``JobCleaned``."""
+    """SIGKILL everything of the job (this attempt and older) here; answered by ``JobCleaned``.
+
+    ``notice`` as in ``Signal``.
+    """
 
     job_id: int
     attempt: int
+    notice: str = ""
 
 
 class Forget(Message):

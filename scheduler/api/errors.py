@@ -28,9 +28,16 @@ class Rejected(ClusterError):
 
 
 class Infeasible(Rejected):
-    """No set of nodes of this cluster could ever satisfy the request."""
+    """No set of nodes of this cluster could ever satisfy the request.
+
+    ``detail`` names the limit; commands print it on a line of its own.
+    """
 
     code = "infeasible"
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(message)
+        self.detail = detail
 
 
 class NotFound(ClusterError):

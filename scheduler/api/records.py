@@ -200,6 +200,8 @@ class Step(Struct):
     usage: dict[str, Usage] = msgspec.field(default_factory=dict)  # by node
     kill_at_s: float | None = None  # when TERM turns into KILL
     spec: StepSpec | None = None  # kept while a launch may have to be sent again
+    key: str = ""  # of the request, so that a repeated one gets the same step
+    wait_kill_s: float | None = None  # srun --wait: when the rest is ended
 
 
 class Job(Struct):
@@ -240,7 +242,9 @@ class Job(Struct):
     restarts: int = 0
     attempt: int = 0
     dependency: str = ""  # what is left of it, Slurm's form with states
-    deps: list[tuple[str, int]] = msgspec.field(default_factory=list)  # (kind, job id) unmet
+    deps: list[tuple[str, str]] = msgspec.field(
+        default_factory=list
+    )  # unmet: (kind, "12" or "12_3")
     dep_any: bool = False  # '?' separated: one is enough
     kill_on_invalid_dep: bool = False
     array_job_id: int = 0  # 0: not an array

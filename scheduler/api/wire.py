@@ -2,8 +2,8 @@
 
 Every message is one frame (:mod:`scheduler.api.frames`) holding a JSON object whose ``type``
 names the class.  Here ``Request`` (command -> controller) and ``Reply``; what controller and
-agents say to each other is in :mod:`scheduler.api.agentwire`.  ``PROTOCOL`` grows when a message changes its meaning; unknown fields are
-ignored, so adding one does not need a new number.
+agents say to each other is in :mod:`scheduler.api.agentwire`.  ``PROTOCOL`` grows when a message
+changes its meaning; unknown fields are ignored, so adding one does not need a new number.
 """
 
 from __future__ import annotations
@@ -259,7 +259,11 @@ class Ok(Message):
 
 
 class Error(Message):
-    """``code`` is one of :mod:`scheduler.api.errors`, ``message`` Slurm's text."""
+    """``code`` is one of :mod:`scheduler.api.errors`, ``message`` Slurm's text.
+
+    ``warning``, when set, is a sentence more (which limit, what to do), printed as an error
+    line of its own before the message.
+    """
 
     code: str
     message: str

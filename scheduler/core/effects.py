@@ -10,7 +10,7 @@ import msgspec
 from scheduler.api import agentwire, wire
 
 
-class Effect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Effect(msgspec.Struct, kw_only=True, tag=True):
     """Base of all effects."""
 
 

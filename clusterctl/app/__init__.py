@@ -1,0 +1,1 @@
+"""Administration commands of ``clusterctl`` (typer)."""

@@ -1,0 +1,1 @@
+"""Compiler: importers, intermediate representation, passes and the emitter of NEFF files."""

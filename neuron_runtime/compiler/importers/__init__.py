@@ -1,0 +1,1 @@
+"""Importers: StableHLO text and JAX callables to the intermediate representation."""

@@ -1,0 +1,130 @@
+"""Job dependencies: parsing, what became of their targets, what is left of them."""
+
+from __future__ import annotations
+
+from scheduler.api.errors import Rejected
+from scheduler.api.records import Job
+from scheduler.api.states import TERMINAL
+from scheduler.core.state import State
+
+PROBLEM = "Job dependency problem"
+KINDS = ("after", "afterany", "afterok", "afternotok")
+
+
+def parse(text: str) -> tuple[list[tuple[str, str]], bool]:
+    """``"afterok:1:2,afterany:3_4"`` -> ([("afterok", "1"), ...], False).
+
+    The second value is True when the parts are joined by ``?`` (any one is enough).  A bare id
+    means afterany.  Raises ``Rejected`` with Slurm's text.
+    """
+    if "," in text and "?" in text:
+        raise Rejected(PROBLEM)
+    out: list[tuple[str, str]] = []
+    for part in text.split("?" if "?" in text else ","):
+        words = part.strip().split(":")
+        if words == ["singleton"]:
+            out.append(("singleton", ""))
+            continue
+        kind, targets = words[0].lower(), words[1:]
+        if _is_id(kind):
+            kind, targets = "afterany", words
+        if kind in ("aftercorr", "afterburstbuffer", "expand"):
+            raise Rejected(f"{PROBLEM} ({kind} is not supported)")
+        if kind not in KINDS or not targets:
+            raise Rejected(PROBLEM)
+        for target in targets:
+            if not _is_id(target):
+                raise Rejected(PROBLEM)
+            out.append((kind, target))
+    return out, "?" in text
+
+
+def _is_id(text: str) -> bool:
+    job, underscore, task = text.partition("_")
+    return job.isdecimal() and len(job) < 12 and (not underscore or task.isdecimal() or task == "*")
+
+
+def _targets(state: State, target: str) -> list[Job]:
+    """Records of the target: a job, one array task, or all of an array."""
+    base, _, task = target.partition("_")
+    members = state.by_array.get(int(base))
+    if members is None:
+        job = state.jobs.get(int(base))
+        return [job] if job else []
+    found = [state.jobs[i] for i in members]
+    if not task or task == "*":
+        return found
+    number = int(task)
+    return [j for j in found if j.array_task_id == number or number in j.array_tasks]
+
+
+def _verdict(kind: str, job: Job) -> bool | None:
+    """True satisfied, False never will be, None not yet - for one target record."""
+    over = job.state in TERMINAL and not job.requeue_after
+    if kind == "after":
+        return True if job.start_s is not None or over else None
+    if not over or job.array_tasks:
+        return None
+    if kind == "afterany":
+        return True
+    good = job.state == "COMPLETED"
+    return good if kind == "afterok" else not good
+
+
+def verdict(state: State, job: Job, kind: str, target: str) -> bool | None:
+    """What one dependency of ``job`` has come to."""
+    if kind == "never":
+        return False
+    if kind == "singleton":
+        for other in state.jobs.values():
+            same = other.name == job.name and other.uid == job.uid
+            if same and other.id < job.id and other.state not in TERMINAL:
+                return None
+        return True
+    verdicts = [_verdict(kind, t) for t in _targets(state, target)]
+    if kind == "afternotok" and any(v is True for v in verdicts):
+        return True
+    if any(v is False for v in verdicts):
+        return None if kind == "afternotok" and None in verdicts else False
+    return None if None in verdicts else True  # nobody knows the id: met
+
+
+def evaluate(state: State, job: Job) -> bool | None:
+    """Look at all dependencies of ``job``; drop those that are met; say what is left.
+
+    True: free to start; False: can never start; None: wait.
+    """
+    if not job.deps:
+        return True
+    verdicts = [(d, verdict(state, job, *d)) for d in job.deps]
+    if job.dep_any:
+        if any(v is True for _, v in verdicts):
+            left = []
+        elif all(v is False for _, v in verdicts):
+            return False
+        else:
+            return None
+    else:
+        left = [d for d, v in verdicts if v is not True]
+    if left != job.deps:
+        job.deps = left
+        job.dependency = text_of(job)
+        state.touch(job)
+    if any(v is False for d, v in verdicts if d in left):
+        return False
+    return None if left else True
+
+
+def text_of(job: Job) -> str:
+    """What is left, as ``scontrol show job`` prints it."""
+    mark = "?" if job.dep_any else ","
+    parts = []
+    for kind, target in job.deps:
+        if kind == "singleton":
+            parts.append("singleton(unfulfilled)")
+            continue
+        if kind == "never":  # the target left memory with an outcome that rules this job out
+            parts.append(f"afterok:{target}(failed)")
+            continue
+        parts.append(f"{kind}:{target}(unfulfilled)")
+    return mark.join(parts)

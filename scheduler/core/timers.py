@@ -1,0 +1,114 @@
+"""What is due: time limits, kills, begin times, silent nodes, jobs to forget.
+
+Timers are hints: each function checks the record again, so a stale one changes nothing.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop
+
+from scheduler.core.effects import AnyEffect
+from scheduler.core.lifecycle import end_everywhere, finish, is_over
+from scheduler.core.nodes import on_silent
+from scheduler.core.state import State
+from scheduler.core.steps import end_step, signal_step
+
+
+def fire(state: State, now_s: float) -> list[AnyEffect]:
+    """Everything due at ``now_s``."""
+    effects: list[AnyEffect] = []
+    while state.timers and state.timers[0][0] <= now_s:
+        _, _, kind, key = heappop(state.timers)
+        if kind == "silent":
+            effects += on_silent(state, key, now_s)
+        elif kind in ("step_limit", "step_wait"):
+            effects += _step_due(state, kind, key, now_s)
+        else:
+            effects += _job_due(state, kind, int(key), now_s)
+    return effects
+
+
+def _job_due(state: State, kind: str, job_id: int, now_s: float) -> list[AnyEffect]:
+    job = state.jobs.get(job_id)
+    if job is None:
+        return []
+    if kind == "begin":
+        state.want_schedule = True
+        return []
+    if kind == "forget":
+        wanted = any(
+            state.jobs.get(i) is not None and state.jobs[i].state == "PENDING"
+            for key in (job.id, job.array_job_id)
+            for i in state.dependents.get(key, {})
+        )
+        old = job.end_s is not None and now_s >= job.end_s + state.settings.min_job_age_s
+        if wanted:
+            state.at(now_s + state.settings.min_job_age_s, "forget", str(job.id))
+        elif is_over(job) and old:
+            state.forget_job(job)
+        return []
+    if kind == "kill":
+        if job.completing and job.kill_at_s is not None and now_s >= job.kill_at_s:
+            state.touch(job)
+            return end_everywhere(state, job)
+        return []
+    return _limit_due(state, kind, job_id, now_s)
+
+
+def _limit_due(state: State, kind: str, job_id: int, now_s: float) -> list[AnyEffect]:
+    job = state.jobs[job_id]
+    if job.state != "RUNNING" or job.start_s is None or job.time_limit_s is None:
+        return []
+    left = job.start_s + job.time_limit_s - now_s
+    if kind == "warn" and job.signal is not None:
+        if job.signalled or left > job.signal.before_s:
+            return []
+        job.signalled = True
+        state.touch(job)
+        effects: list[AnyEffect] = []
+        for step in state.active_steps(job):
+            if (step.step_id == "batch") == job.signal.batch:
+                effects += signal_step(step, job.signal.signum, batch_shell=job.signal.batch)
+        return effects
+    if kind == "limit" and left <= 0:
+        job.reason = "TimeLimit"
+        return finish(state, job, "TIMEOUT", now_s, gentle=True)
+    return []
+
+
+def _step_due(state: State, kind: str, key: str, now_s: float) -> list[AnyEffect]:
+    job_id, step_id, attempt = key.split()
+    step = state.steps.get((int(job_id), step_id))
+    if step is None or step.attempt != int(attempt):
+        return []
+    if kind == "step_wait":
+        return end_step(state, step, "") if step.wait_kill_s is not None else []
+    if step.time_limit_s is not None and now_s >= step.start_s + step.time_limit_s:
+        return end_step(state, step, "TIME LIMIT")
+    return []
+
+
+def rearm(state: State, now_s: float) -> None:
+    """After a load: timers are derived from the records again."""
+    from scheduler.core.lifecycle import arm_limit
+    from scheduler.core.steps import step_timer_key
+
+    for job in state.jobs.values():
+        if job.state == "PENDING" and job.begin_s is not None:
+            state.at(job.begin_s, "begin", str(job.id))
+        if job.state == "RUNNING":
+            arm_limit(state, job)
+        if job.kill_at_s is not None:
+            state.at(job.kill_at_s, "kill", str(job.id))
+        if is_over(job):
+            state.at((job.end_s or now_s) + state.settings.min_job_age_s, "forget", str(job.id))
+    for step in state.steps.values():
+        if step.time_limit_s is not None:
+            state.at(step.start_s + step.time_limit_s, "step_limit", step_timer_key(step))
+        if step.wait_kill_s is not None:
+            state.at(step.wait_kill_s, "step_wait", step_timer_key(step))
+    for node in state.nodes.values():
+        node.responding = False
+        node.last_seen_s = now_s
+        state.strays[node.name] = {}
+        state.at(now_s + state.settings.node_timeout_s, "silent", node.name)
