@@ -7,22 +7,23 @@ take asyncio streams.  ``unix_address`` makes a socket path of any length usable
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Protocol
 
 from scheduler.api.errors import ProtocolError
 
+TYPE_CHECKING = False  # spares the commands the import of typing
 if TYPE_CHECKING:
     import asyncio
+    from typing import Protocol
+
+    class SocketLike(Protocol):
+        """What the sync functions need of a socket."""
+
+        def sendall(self, data: bytes, /) -> None: ...
+        def recv(self, size: int, /) -> bytes: ...
+
 
 #: Largest frame accepted, bytes.  A batch script may be 4 MiB, its environment as much again.
 MAX_FRAME = 32 * 1024 * 1024
-
-
-class SocketLike(Protocol):
-    """What the sync functions need of a socket."""
-
-    def sendall(self, data: bytes, /) -> None: ...
-    def recv(self, size: int, /) -> bytes: ...
 
 
 def encode_frame(body: bytes) -> bytes:
