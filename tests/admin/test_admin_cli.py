@@ -144,7 +144,7 @@ def test_drop_in_runs_this_interpreter(
         [tmp_path / "bin/squeue", "--version"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("slurm ")
+    assert done.stdout.startswith("slurm")
 
 
 def test_drop_ins_are_left_alone_when_they_are_right(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from scheduler.api import agentwire
 from scheduler.api.errors import Unavailable
 from scheduler.api.wire import PROTOCOL
 from scheduler.config import ClusterConfig, parse
-from scheduler.provision import local
+from scheduler.provision import local, proc
 from scheduler.transport.ssh import SshLink, SshTransport
 from tests.admin.run import good
 from tests.admin.sshd import Sshd, make_key, make_python
@@ -238,8 +238,11 @@ def test_dead_agent_is_started_again_over_the_same_connection(
             link = await transport.open("n1")
             before = await greet(config, "n1", link)
             sessions = two_sshd[0].sessions()
-            os.kill(before.pid, signal.SIGKILL)
+            agent = proc.identify(before.pid)
+            assert agent is not None
+            proc.send_signal(agent, signal.SIGKILL)
             await until_closed(link)
+            assert await asyncio.to_thread(proc.wait_gone, agent, 10)
             again = await transport.open("n1")
             assert (await greet(config, "n1", again)).pid != before.pid
             assert two_sshd[0].sessions() == sessions
