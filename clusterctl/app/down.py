@@ -69,6 +69,8 @@ def _stop_controller(
     if process is None:
         return hung is not None
     try:
+        if not keep_jobs:
+            cancel_running(paths.home, progress, timeout_s)
         rpc.call(paths.home, wire.Shutdown(agents=not keep_jobs), wire.Ok, timeout_s)
     except ClusterError as error:
         progress.note(f"the controller did not take the request ({error}); ending it")
@@ -78,6 +80,30 @@ def _stop_controller(
         progress.note(f"the controller (pid {process.pid}) does not end; killing it")
         proc.stop(process)
     return True
+
+
+def cancel_running(home: Path, progress: Progress, timeout_s: float) -> None:
+    """Cancel what runs, so that accounting says so, and wait until it ended.
+
+    Pending jobs stay queued for the next ``up``.  What does not end in time is killed with the
+    agents.  Raises ``ClusterError``.
+    """
+    deadline = time.monotonic() + timeout_s
+    asked: set[str] = set()
+    pause_s = 0.02
+    with rpc.connection(home, timeout_s) as sock:
+        while True:
+            jobs = rpc.ask(sock, wire.GetJobs(), wire.Jobs).jobs
+            left = {str(j["id"]) for j in jobs if j.get("state", "PENDING") != "PENDING"}
+            if not left or time.monotonic() > deadline:
+                return
+            if left - asked:
+                ids = sorted(left - asked, key=int)
+                rpc.ask(sock, wire.Cancel(ids=ids), wire.Results)
+                asked |= left
+            progress.update(f"waiting for {plural(len(left), 'job')} to end")
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, 0.2)
 
 
 def _answering(paths: local.HomePaths) -> proc.ProcessId | None:

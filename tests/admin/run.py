@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 from tests.admin.sshd import ROOT
@@ -50,3 +51,12 @@ def good(home: Path, *arguments: str, cwd: Path | None = None) -> str:
     done = clusterctl(home, *arguments, cwd=cwd)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def wait_for_text(log: Path, text: str) -> None:
+    """Poll a log that another process writes (at most 10 s)."""
+    for _ in range(1000):
+        if log.exists() and text in log.read_text():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError(f"{text!r} did not come to {log}")

@@ -14,7 +14,7 @@ import pytest
 
 from scheduler.provision import local, proc
 from tests.admin.conftest import end_all
-from tests.admin.run import clusterctl, command, environment, good
+from tests.admin.run import clusterctl, command, environment, good, wait_for_text
 
 pytestmark = pytest.mark.e2e
 
@@ -160,6 +160,20 @@ def test_down_of_one_cluster_leaves_another(small: Path, tmp_path: Path) -> None
         assert pids(small) == before
     finally:
         end_all(other)
+
+
+def test_down_cancels_what_runs_and_keeps_what_waits(small: Path, tmp_path: Path) -> None:
+    submit = ("sbatch", "--parsable", "-o", str(tmp_path / "out"))
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/sh\necho begun\nsleep 1000\n")
+    running = good(small, *submit, str(script), cwd=tmp_path).strip()
+    waiting = good(small, *submit, "--hold", str(script), cwd=tmp_path).strip()
+    wait_for_text(tmp_path / "out", "begun")
+    good(small, "down")
+    assert processes_of(small) == []
+    good(small, "up")
+    shown = good(small, "squeue", "-h", "-t", "all", "-S", "i", "-o", "%i %T")
+    assert shown == f"{running} CANCELLED\n{waiting} PENDING\n"
 
 
 def test_stopped_controller_is_ended_by_down(small: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.provision import proc, sweep
+from tests.admin.run import wait_for_text
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 #: Says that it is ready, then ignores SIGTERM.
@@ -25,15 +26,6 @@ STUBBORN = [
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     return tmp_path / "log"
-
-
-def wait_for_text(log: Path, text: str) -> None:
-    """Poll a log that another process writes (at most 10 s)."""
-    for _ in range(1000):
-        if text in log.read_text():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError(f"{text!r} did not come: {log.read_text()!r}")
 
 
 def test_detached_process_has_its_own_session_and_can_be_stopped(log: Path) -> None:

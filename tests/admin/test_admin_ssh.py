@@ -284,7 +284,7 @@ def test_job_runs_on_both_ssh_nodes(tmp_path: Path, two_sshd: tuple[Sshd, Sshd])
     script = tmp_path / "job.sh"
     script.write_text(
         '#!/bin/bash\n#SBATCH -N2 --ntasks-per-node=1\nsqueue -h -j "$SLURM_JOB_ID" -o "%i %N"\n'
-        'srun sh -c \'echo "$SLURM_PROCID $SLURMD_NODENAME"\' | sort\n'
+        "srun sh -c 'echo \"$SLURM_PROCID $SLURMD_NODENAME\"' | sort\n"
     )
     try:
         good(home, "up")
