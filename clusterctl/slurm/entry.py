@@ -17,24 +17,10 @@ VERBS = ("sbatch", "squeue", "sinfo", "scontrol", "scancel", "sacct", "srun", "s
 
 def _command(verb: str) -> Callable[[list[str]], int]:
     """The function of a verb; only its own modules are imported."""
-    if verb == "squeue":
-        from clusterctl.slurm.squeue import run
-    elif verb == "sbatch":
-        from clusterctl.slurm.sbatch import run
-    elif verb == "scancel":
-        from clusterctl.slurm.scancel import run
-    elif verb == "sinfo":
-        from clusterctl.slurm.sinfo import run
-    elif verb == "sacct":
-        from clusterctl.slurm.sacct import run
-    elif verb == "scontrol":
-        from clusterctl.slurm.scontrol import run
-    elif verb == "srun":
-        from clusterctl.slurm.srun import run
-    elif verb == "salloc":
-        from clusterctl.slurm.salloc import run
-    else:
+    if verb not in VERBS:
         raise CommandError(f"clusterctl: error: {verb} is no Slurm command that clusterctl has")
+    module = __import__(f"clusterctl.slurm.{verb}", fromlist=["run"])
+    run: Callable[[list[str]], int] = module.run
     return run
 
 

@@ -197,8 +197,8 @@ class JobView:
 
     def min_cpus(self) -> int:
         """CPUs that each node must have."""
-        per_task: int = max(1, self.res.get("cpus_per_task", 0))
-        return per_task * max(1, self.res.get("ntasks_per_node", 0))
+        per_task = max(1, int(self.res.get("cpus_per_task", 0)))
+        return per_task * max(1, int(self.res.get("ntasks_per_node", 0)))
 
     def min_memory(self) -> str:
         per_cpu = self.res.get("mem_per_cpu_mib")
@@ -266,8 +266,7 @@ class JobView:
 
     def exit_status(self) -> int:
         """The status as ``wait`` has it: code in the high byte, signal in the low one."""
-        code: int = self.job.get("code", 0)
-        return (code << 8) | int(self.job.get("signal_code", 0))
+        return (int(self.job.get("code", 0)) << 8) | int(self.job.get("signal_code", 0))
 
 
 def expand_tasks(job: dict[str, Any]) -> list[dict[str, Any]]:
