@@ -242,10 +242,19 @@ def test_core_of_a_task(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, local_rank: int, chosen: str
 ) -> None:
     monkeypatch.delenv("NEURON_RT_VISIBLE_CORES", raising=False)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     if visible is not None:
         monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", visible)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
     train.choose_core(local_rank)
     assert os.environ["NEURON_RT_VISIBLE_CORES"] == chosen
+
+
+def test_job_without_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.delenv("NEURON_RT_VISIBLE_CORES", raising=False)
+    with pytest.raises(ValueError, match=r"no Neuron devices here; .*--gres=neuron:N"):
+        train.choose_core(0)
 
 
 def test_more_tasks_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
