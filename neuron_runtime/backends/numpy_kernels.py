@@ -19,12 +19,22 @@ from neuron_runtime.compiler.opset import BINARY, ELEMENTWISE, UNARY
 Kernel = Callable[..., Any]
 Types = Sequence[TensorType]
 
+
+
+def _maximum(a: Array, b: Array, out: Array) -> None:
+    np.maximum(a, b, out=out)
+
+
+def _minimum(a: Array, b: Array, out: Array) -> None:
+    np.minimum(a, b, out=out)
+
+
 _UFUNCS: dict[str, Kernel] = {
     "add": np.add,
     "subtract": np.subtract,
     "multiply": np.multiply,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
+    "maximum": _maximum,
+    "minimum": _minimum,
     "atan2": np.arctan2,
     "and": np.bitwise_and,
     "or": np.bitwise_or,
@@ -146,8 +156,8 @@ def _select(predicate: Array, on_true: Array, on_false: Array, out: Array) -> No
 
 
 def _clamp(low: Array, a: Array, high: Array, out: Array) -> None:
-    np.maximum(a, low, out)
-    np.minimum(out, high, out)
+    np.maximum(a, low, out=out)
+    np.minimum(out, high, out=out)
 
 
 def _is_finite_low(a: Array, out: Array) -> None:
