@@ -230,15 +230,15 @@ def _shift(kind: str) -> Kernel:
     def run(a: Array, b: Array, out: Array) -> None:
         bits = out.dtype.itemsize * 8
         unsigned = np.dtype(f"u{out.dtype.itemsize}")
-        amount = np.ascontiguousarray(b).view(unsigned)
+        amount = b.view(unsigned)
         valid = amount < bits
-        safe = np.where(valid, amount, unsigned.type(0))
         if kind == "right_arithmetic":
-            last = unsigned.type(bits - 1)
-            out[...] = np.right_shift(a, np.where(valid, amount, last).astype(a.dtype))
+            signed = np.dtype(f"i{out.dtype.itemsize}")
+            last = np.where(valid, amount, unsigned.type(bits - 1)).astype(signed)
+            out[...] = np.right_shift(a.view(signed), last).view(out.dtype)
             return
         shift = np.left_shift if kind == "left" else np.right_shift
-        result = shift(np.ascontiguousarray(a).view(unsigned), safe)
+        result = shift(a.view(unsigned), np.where(valid, amount, unsigned.type(0)))
         out[...] = np.where(valid, result, unsigned.type(0)).view(out.dtype)
 
     return run
