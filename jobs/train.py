@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import signal
 import sys
 import time
 import traceback
@@ -97,11 +98,13 @@ def choose_core(local_rank: int) -> None:
 
     Raises:
         NrtError: NEURON_RT_VISIBLE_CORES is malformed.
-        ValueError: there are more tasks on the node than cores.
+        ValueError: the job has no cores here, or fewer than tasks.
     """
     text = os.environ.get("NEURON_RT_VISIBLE_CORES", "").strip()
     cores = parse_core_list(text) if text else None
     if cores is None:
+        if os.environ.get("SLURM_JOB_ID"):
+            raise ValueError("this job has no Neuron devices here; ask for them: --gres=neuron:N")
         os.environ["NEURON_RT_VISIBLE_CORES"] = str(local_rank)
     elif len(cores) > 1:
         if local_rank >= len(cores):
@@ -282,6 +285,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"jobs.train: {error}", file=sys.stderr)
             return 1
         return 0
+    # An interrupt ends the rank at once, like SIGTERM: checkpoints are whole at any instant.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD

@@ -133,7 +133,8 @@ def train_step(ranks: int, **config: Any) -> JaxProgram:
     def step_on_rank(
         state: Parameters, step: jax.Array, tokens: jax.Array
     ) -> tuple[Parameters, jax.Array]:
-        *updated, loss = _train_step(spec, *(_group(state, g) for g in groups), step, tokens)
+        moment1, moment2, parameters = (_group(state, group) for group in groups)
+        *updated, loss = _train_step(spec, moment1, moment2, parameters, step, tokens)
         new = {
             f"{group}/{name}": value
             for group, part in zip(groups, updated, strict=True)

@@ -45,9 +45,7 @@ def _bind(
     return arrays
 
 
-def _check_overlap(
-    inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]
-) -> None:
+def _check_overlap(inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]) -> None:
     """An output may take an input's place exactly, or lie apart from it; nothing in between.
 
     Raises:

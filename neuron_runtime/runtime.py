@@ -144,7 +144,8 @@ class Model:
     """A loaded model: handle of nrt_load, used by nrt_execute until nrt_unload.
 
     ``reserved`` is the device memory counted for it, by category; ``blocks`` what its executable
-    allocated, ``requests`` its persistent collectives. ``bound`` caches the arrays of the last execution's tensor sets.
+    allocated, ``requests`` its persistent collectives. ``bound`` caches the arrays of the last
+    execution's tensor sets.
     """
 
     neff: Neff
@@ -321,6 +322,16 @@ class Runtime:
         Raises:
             NrtError: what does not fit: see nrt.nrt_load and nrt.nrt_load_collectives.
         """
+        try:
+            return self._load(neff, vnc, rank, world, collective)
+        except NrtError as error:
+            known = 0 <= vnc < len(self.cores)
+            self.counters.count_status(self.cores[vnc if known else 0], error.status)
+            self.counters.flush()
+            log(Level.ERROR, "NMGR", "nmgr_load", f"{neff.source}: {error.detail}")
+            raise
+
+    def _load(self, neff: Neff, vnc: int, rank: int, world: int, collective: bool) -> Model:
         # Imported with the first model: tools that only look at devices do without an executor.
         from neuron_runtime.backends.numpy_backend import NumpyExecutable
 

@@ -19,12 +19,22 @@ from neuron_runtime.compiler.opset import BINARY, ELEMENTWISE, UNARY
 Kernel = Callable[..., Any]
 Types = Sequence[TensorType]
 
+
+
+def _maximum(a: Array, b: Array, out: Array) -> None:
+    np.maximum(a, b, out=out)
+
+
+def _minimum(a: Array, b: Array, out: Array) -> None:
+    np.minimum(a, b, out=out)
+
+
 _UFUNCS: dict[str, Kernel] = {
     "add": np.add,
     "subtract": np.subtract,
     "multiply": np.multiply,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
+    "maximum": _maximum,
+    "minimum": _minimum,
     "atan2": np.arctan2,
     "and": np.bitwise_and,
     "or": np.bitwise_or,
@@ -146,8 +156,8 @@ def _select(predicate: Array, on_true: Array, on_false: Array, out: Array) -> No
 
 
 def _clamp(low: Array, a: Array, high: Array, out: Array) -> None:
-    np.maximum(a, low, out)
-    np.minimum(out, high, out)
+    np.maximum(a, low, out=out)
+    np.minimum(out, high, out=out)
 
 
 def _is_finite_low(a: Array, out: Array) -> None:
@@ -220,15 +230,15 @@ def _shift(kind: str) -> Kernel:
     def run(a: Array, b: Array, out: Array) -> None:
         bits = out.dtype.itemsize * 8
         unsigned = np.dtype(f"u{out.dtype.itemsize}")
-        amount = np.ascontiguousarray(b).view(unsigned)
+        amount = b.view(unsigned)
         valid = amount < bits
-        safe = np.where(valid, amount, unsigned.type(0))
         if kind == "right_arithmetic":
-            last = unsigned.type(bits - 1)
-            out[...] = np.right_shift(a, np.where(valid, amount, last).astype(a.dtype))
+            signed = np.dtype(f"i{out.dtype.itemsize}")
+            last = np.where(valid, amount, unsigned.type(bits - 1)).astype(signed)
+            out[...] = np.right_shift(a.view(signed), last).view(out.dtype)
             return
         shift = np.left_shift if kind == "left" else np.right_shift
-        result = shift(np.ascontiguousarray(a).view(unsigned), safe)
+        result = shift(a.view(unsigned), np.where(valid, amount, unsigned.type(0)))
         out[...] = np.where(valid, result, unsigned.type(0)).view(out.dtype)
 
     return run

@@ -168,7 +168,7 @@ def _reduce(attrs: dict[str, Any], ins: Types) -> Kernel:
             return
         ufunc.reduce(a, axis=axes, out=out, initial=neutral)
         if init[()] != neutral:
-            ufunc(out, init, out)
+            ufunc(out, init, out=out)
 
     return run
 

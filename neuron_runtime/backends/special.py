@@ -94,7 +94,7 @@ def erf_inv(y: Array) -> Array:
         error = np.where(
             np.abs(inside) < 0.5,
             erf(x) - inside,
-            np.copysign((1.0 - np.abs(inside)) - _erfc_positive(np.abs(x)), inside),
+            np.sign(inside) * ((1.0 - np.abs(inside)) - _erfc_positive(np.abs(x))),
         )
         step = error / (2.0 / math.sqrt(math.pi) * np.exp(-x * x))
         x = x - step / (1.0 + x * step)

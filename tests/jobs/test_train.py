@@ -242,10 +242,19 @@ def test_core_of_a_task(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, local_rank: int, chosen: str
 ) -> None:
     monkeypatch.delenv("NEURON_RT_VISIBLE_CORES", raising=False)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     if visible is not None:
         monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", visible)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
     train.choose_core(local_rank)
     assert os.environ["NEURON_RT_VISIBLE_CORES"] == chosen
+
+
+def test_job_without_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.delenv("NEURON_RT_VISIBLE_CORES", raising=False)
+    with pytest.raises(ValueError, match=r"no Neuron devices here; .*--gres=neuron:N"):
+        train.choose_core(0)
 
 
 def test_more_tasks_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,6 +281,41 @@ def test_bad_options(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
         train.parse_arguments(arguments)
     assert caught.value.code == 2
     assert "jobs.train" in capsys.readouterr().err
+
+
+def test_script_compiles_once_and_trains(bench: Bench, tmp_path: Path) -> None:
+    """The batch script as the agent runs it, with mpiexec in the place of srun."""
+    srun = tmp_path / "bin" / "srun"
+    srun.parent.mkdir()
+    srun.write_text(f'#!/bin/bash\nexec {mpi.MPIEXEC} -n "$SLURM_NTASKS" "$@"\n')
+    srun.chmod(0o755)
+    script = tmp_path / "copied.sh"
+    shutil.copy(mpi.ROOT / "jobs" / "train.sh", script)
+    options = [*SIZE, "--data", str(bench.text)]
+    done = subprocess.run(
+        [str(script), *options],
+        env={
+            **bench.environment,
+            "PATH": f"{srun.parent}:{os.environ['PATH']}",
+            "CLUSTERCTL_PYTHON": sys.executable,
+            "SLURM_SUBMIT_DIR": str(tmp_path),
+            "SLURM_JOB_ID": "7",
+            "SLURM_NTASKS": "2",
+            "SLURM_RESTART_COUNT": "1",
+            "NEURON_RT_VISIBLE_CORES": "6,9",
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("attempt 2 of job 7\ncompiling train_step for 2 ranks on trn1")
+    assert "validation loss" in done.stdout.splitlines()[-1]
+    assert result(tmp_path / "train-out" / "7")["ranks"] == 2
+    used = devicedir.DeviceDir(bench.devices).machine()
+    assert [used.core(core).other["model_load_count"] for core in (6, 9)] == [2, 2]
 
 
 def test_script_is_a_valid_batch_script() -> None:

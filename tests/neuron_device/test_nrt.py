@@ -235,6 +235,8 @@ def test_neffs_that_do_not_fit(node: devicedir.DeviceDir, tmp_path: Path) -> Non
     with refused(S.NRT_INVALID, "vnc_count"):
         nrt.nrt_load(good, 0, 1)
     assert nrt.nrt_get_vnc_memory_stats(0)["bytes_used"] == 0
+    status = node.machine().core(0).status
+    assert (status["unsupported_neff_version"], status["invalid_error"]) == (1, 2)
 
 
 def test_hash_is_checked_when_asked_for(

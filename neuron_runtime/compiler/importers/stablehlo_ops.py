@@ -95,6 +95,10 @@ def _shaped(name: str) -> Handler:
     return convert
 
 
+def _square(b: Builder, op: RawOp, operands: list[int]) -> list[int]:
+    return b.emit("multiply", operands * 2, {}, op.line)
+
+
 def _typed(name: str) -> Handler:
     def convert(b: Builder, op: RawOp, operands: list[int]) -> list[int]:
         return b.emit(name, operands, {"dtype": _out(op).dtype}, op.line)
@@ -362,6 +366,7 @@ HANDLERS: dict[str, Handler] = {
         for name in ("clamp", "is_finite", "dynamic_update_slice", "optimization_barrier")
     },
     **{f"chlo.{name}": _plain(name) for name in ("erf", "erfc", "erf_inv", "tan")},
+    "chlo.square": _square,
     "stablehlo.constant": _constant,
     "arith.constant": _constant,
     "stablehlo.iota": _iota,

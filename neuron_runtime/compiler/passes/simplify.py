@@ -18,6 +18,7 @@ from neuron_runtime.compiler.ir import (
     op_uses,
 )
 from neuron_runtime.compiler.opset import COLLECTIVES, REGION_OPS
+from neuron_runtime.compiler.passes.products import swap_transposed_products
 
 # Values above this many bytes are computed at run time rather than kept in the file.
 FOLD_LIMIT_BYTES = 256 * 1024
@@ -29,6 +30,7 @@ def simplify(program: Program) -> None:
     for _ in range(8):
         before = _count(program)
         _Folder(program).run()
+        swap_transposed_products(program)
         merge_common(program)
         remove_dead(program)
         if _count(program) == before:
