@@ -38,6 +38,8 @@ def run(argv: list[str]) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader went away (head): nothing more to say
         return 141
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except KeyboardInterrupt:
         return 130
     except SystemExit as ended:

@@ -71,6 +71,7 @@ def _stop_controller(
     try:
         if not keep_jobs:
             cancel_running(paths.home, progress, timeout_s)
+            _name_unreachable(paths, progress)
         rpc.call(paths.home, wire.Shutdown(agents=not keep_jobs), wire.Ok, timeout_s)
     except ClusterError as error:
         progress.note(f"the controller did not take the request ({error}); ending it")
@@ -104,6 +105,17 @@ def cancel_running(home: Path, progress: Progress, timeout_s: float) -> None:
             progress.update(f"waiting for {plural(len(left), 'job')} to end")
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 0.2)
+
+
+def _name_unreachable(paths: local.HomePaths, progress: Progress) -> None:
+    """Say which remote agents will not hear that they are to stop.  Raises ``ClusterError``."""
+    status = rpc.call(paths.home, wire.GetStatus(), wire.Status).values
+    for node in status["nodes"]:
+        if node["link_error"] and not (paths.nodes / node["name"]).is_dir():
+            progress.note(
+                f"an agent on {node['name']} cannot be reached and goes on if it runs "
+                f"({node['link_error']})"
+            )
 
 
 def _answering(paths: local.HomePaths) -> proc.ProcessId | None:
