@@ -23,7 +23,8 @@ $(VENV)/.dev: $(VENV)/.python pyproject.toml
 
 # A cluster of its own in demo-result/, the training job on it, its result; then the cluster goes.
 demo: $(VENV)/.jax
-	@BIN='$(BIN)' sh jobs/demo.sh demo-result
+	@BIN='$(BIN)' sh jobs/demo.sh demo-result; code=$$?; \
+	find $(PACKAGES) -name __pycache__ -prune -exec rm -rf {} +; exit $$code
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2

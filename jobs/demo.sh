@@ -13,7 +13,9 @@ result=$(CDPATH='' cd -- "$result" && pwd)
 [ -z "${BIN:-}" ] || PATH=$BIN:$PATH
 CLUSTERCTL_HOME=$result/.cluster
 TRAIN_OUT=$result/run
-export PATH CLUSTERCTL_HOME TRAIN_OUT
+NEURON_COMPILE_CACHE_URL=$result/compile-cache
+mkdir -p "$NEURON_COMPILE_CACHE_URL"
+export PATH CLUSTERCTL_HOME TRAIN_OUT NEURON_COMPILE_CACHE_URL
 
 finish() {
     code=$?
