@@ -125,6 +125,29 @@ def local_rank_of(comm: Any) -> int:
     return int(comm.Split_type(MPI.COMM_TYPE_SHARED).Get_rank())
 
 
+def from_rank_0(comm: Any, path: Path) -> bytes:
+    """Content of a file that only rank 0 needs to see: the program is compiled once and shipped.
+
+    Raises:
+        ValueError: rank 0 finds no such file.
+    """
+    size = np.array(-1, np.int64)
+    content = np.empty(0, np.uint8)
+    if comm.Get_rank() == 0 and path.exists():
+        content = np.fromfile(path, np.uint8)
+        size[...] = content.size
+    comm.Bcast(size, 0)
+    if size < 0:
+        raise ValueError(
+            f"{path} does not exist; first run: python -m jobs.train compile "
+            f"--ranks {comm.Get_size()} --out {path.parent}"
+        )
+    if comm.Get_rank() != 0:
+        content = np.empty(int(size), np.uint8)
+    comm.Bcast(content, 0)
+    return content.tobytes()
+
+
 def check_same_text(comm: Any, digest: str) -> None:
     """Every rank must have read the same text.
 
@@ -158,7 +181,7 @@ def initial_state(spec: TrainSpec) -> dict[str, np.ndarray[Any, np.dtype[np.floa
 def restore(comm: Any, folder: Path, spec: TrainSpec, fingerprint: str) -> tuple[int, Any]:
     """Steps done and state: from the newest usable checkpoint, else fresh; equal on every rank.
 
-    Only rank 0 reads files; the others get the state from it, so nodes need no common disk.
+    Only rank 0 reads files (here and in from_rank_0): the nodes need no common disk.
     """
     state, step = initial_state(spec), 0
     if comm.Get_rank() == 0:
@@ -193,17 +216,13 @@ def compile_programs(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace, comm: Any) -> int:
     """Train and validate on this rank; the exit code."""
-    from jobs.train_programs import TRAIN_NEFF, Programs
+    from jobs.train_programs import EVAL_NEFF, TRAIN_NEFF, Programs
 
     rank, ranks = comm.Get_rank(), comm.Get_size()
     spec = spec_of(args)
     spec.check(ranks)
     folder = args.out / "checkpoints"
-    if not (args.out / TRAIN_NEFF).exists():
-        raise ValueError(
-            f"{args.out / TRAIN_NEFF} does not exist; first run: python -m jobs.train compile "
-            f"--ranks {ranks} --out {args.out}"
-        )
+    neffs = {name: from_rank_0(comm, args.out / name) for name in (TRAIN_NEFF, EVAL_NEFF)}
     choose_core(local_rank_of(comm))
     text = train_data.load_text(args.data, args.max_bytes)
     digest = train_data.digest(text)
@@ -217,8 +236,8 @@ def run(args: argparse.Namespace, comm: Any) -> int:
             checkpoint.remove_all(folder)
     step, state = restore(comm, folder, spec, fingerprint)
     nrt.nrt_init()
-    programs = Programs(args.out, rank, ranks, state)
-    del state
+    programs = Programs(neffs, rank, ranks, state)
+    del state, neffs
     if rank == 0:
         size = sum(value.size for name, value in programs.state().items() if "parameters" in name)
         say(f"{ranks} ranks, {size} parameters, {training.size} bytes of text")

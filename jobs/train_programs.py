@@ -8,13 +8,13 @@ reads the same tensors, and nothing is copied between them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from neuron_runtime import nrt
+from neuron_runtime.errors import NrtError
 from neuron_runtime.runtime import Model
 from neuron_runtime.tensors import NrtTensor, Placement, TensorSet
 
@@ -23,11 +23,21 @@ TRAIN_NEFF = "train.neff"
 EVAL_NEFF = "eval.neff"
 
 
+def _load(name: str, neffs: Mapping[str, bytes], rank: int, ranks: int) -> Model:
+    """Load one NEFF on the process's first core; an error names the file."""
+    try:
+        return nrt.nrt_load_collectives(neffs[name], 0, -1, rank, ranks)
+    except NrtError as error:
+        raise NrtError(
+            error.status, f"{name}: {error.detail.removeprefix('<memory>: ')}"
+        ) from error
+
+
 class Programs:
     """Both programs, loaded on this rank's core (the first one the process may use).
 
     Args:
-        folder: where the compile step put the NEFFs.
+        neffs: contents of TRAIN_NEFF and EVAL_NEFF by these names.
         state: initial value of every state tensor: ``parameters/...``, ``moment1/...`` and
             ``moment2/...``.
 
@@ -36,19 +46,23 @@ class Programs:
     """
 
     def __init__(
-        self, folder: Path, rank: int, ranks: int, state: Mapping[str, NDArray[np.float32]]
+        self,
+        neffs: Mapping[str, bytes],
+        rank: int,
+        ranks: int,
+        state: Mapping[str, NDArray[np.float32]],
     ) -> None:
         self.names = tuple(sorted(state))
         parameters = [name for name in self.names if name.startswith("parameters/")]
         self._views: dict[str, NDArray[Any]] = {}
         self._tensors: dict[str, NrtTensor] = {}
-        self._train = nrt.nrt_load_collectives(folder / TRAIN_NEFF, 0, -1, rank, ranks)
+        self._train = _load(TRAIN_NEFF, neffs, rank, ranks)
         self._train_sets = self._bind(
             self._train,
             inputs=[*self.names, "train:step", "train:tokens"],
             outputs=[*self.names, "train:loss"],
         )
-        self._eval = nrt.nrt_load_collectives(folder / EVAL_NEFF, 0, -1, rank, ranks)
+        self._eval = _load(EVAL_NEFF, neffs, rank, ranks)
         self._eval_sets = self._bind(
             self._eval, inputs=[*parameters, "eval:tokens"], outputs=["eval:nll"]
         )
@@ -66,8 +80,8 @@ class Programs:
         infos = nrt.nrt_get_model_tensor_info(model)
         if len(infos) != len(inputs) + len(outputs):
             raise ValueError(
-                f"{model.neff.source} was compiled for another model: it has {len(infos)} inputs "
-                f"and outputs, not {len(inputs) + len(outputs)}; compile again"
+                f"the NEFF was compiled for another model: it has {len(infos)} inputs and outputs, "
+                f"not {len(inputs) + len(outputs)}; compile again"
             )
         for info, name in zip(infos, [*inputs, *outputs], strict=True):
             if name not in self._tensors:

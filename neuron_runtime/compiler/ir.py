@@ -163,7 +163,10 @@ def constant_attrs(program: Program, value: Array) -> dict[str, Any]:
         same = other.dtype == value.dtype and other.shape == value.shape
         if same and other.tobytes() == raw:
             return {"ref": name}
-    name = f"c{len(program.constants)}"
+    number = len(program.constants)
+    while f"c{number}" in program.constants:
+        number += 1
+    name = f"c{number}"
     program.constants[name] = np.ascontiguousarray(value)
     return {"ref": name}
 

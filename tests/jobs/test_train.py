@@ -272,6 +272,27 @@ def test_default_folder_is_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert train.parse_arguments(["run"]).out == Path("/home/me/train-out/42")
 
 
+class OtherText:
+    """A communicator of two in which rank 1 read something else than rank 0."""
+
+    def Get_size(self) -> int:
+        return 2
+
+    def Allgather(self, mine: Any, every: Any) -> None:
+        every[0], every[1] = mine, mine + 1
+
+
+def test_ranks_that_read_different_texts() -> None:
+    with pytest.raises(ValueError, match="rank 1 read another text than rank 0"):
+        train.check_same_text(OtherText(), "00" * 32)
+
+
+def test_batch_that_cannot_be_shared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.main(["compile", "--ranks", "3", "--out", str(tmp_path)]) == 1
+    assert "cannot be shared evenly by 3 ranks" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     "arguments",
     [["compile"], ["fly"], ["run", "--log-every", "0"], ["run", "--steps", "many"], []],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,3 +38,33 @@ def run(
         env=environment(**extra),
         check=False,
     )
+
+
+def _segments() -> set[Path]:
+    return set(Path("/dev/shm").glob("mpich_shm_*"))
+
+
+def _mapped() -> str:
+    maps = []
+    for file in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            maps.append(file.read_text())
+    return "\n".join(maps)
+
+
+@contextlib.contextmanager
+def no_leftovers() -> Iterator[None]:
+    """Remove shared memory that ranks killed in the block left behind.
+
+    A segment is removed only if it is new, this user's, used by no living process and not so young
+    that somebody may be about to use it.
+    """
+    before = _segments()
+    yield
+    mapped = _mapped()
+    for path in _segments() - before:
+        with contextlib.suppress(OSError):
+            facts = path.stat()
+            old = time.time() - facts.st_mtime > 1.0
+            if old and facts.st_uid == os.getuid() and str(path) not in mapped:
+                path.unlink()

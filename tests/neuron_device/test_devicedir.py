@@ -213,3 +213,14 @@ def test_stand_alone_machine_in_the_cache_folder(
     monkeypatch.setenv("NEURON_DEVICE_DIR", str(tmp_path / "nothing"))
     with pytest.raises(DeviceDirError, match="No neuron device available"):
         devicedir.from_environment()
+
+
+def test_many_make_the_same_directory_at_once(tmp_path: Path) -> None:
+    program = (
+        "import sys; from neuron_runtime.devicedir import create;"
+        "print(create(sys.argv[1], 'trn1.2xlarge', 'n', 1).core_count)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "node")]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(6)]
+    assert [process.communicate(timeout=30)[0] for process in started] == ["2\n"] * 6
+    assert [path.name for path in tmp_path.iterdir()] == ["node"]

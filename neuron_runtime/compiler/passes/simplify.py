@@ -34,7 +34,22 @@ def simplify(program: Program) -> None:
         merge_common(program)
         remove_dead(program)
         if _count(program) == before:
-            return
+            break
+    _keep_used_arrays(program)
+
+
+def _keep_used_arrays(program: Program) -> None:
+    """Drop arrays that no operation names, number the rest in order of use."""
+    kept: dict[str, Array] = {}
+    names: dict[str, str] = {}
+    for op in program.body.walk():
+        old = op.attrs.get("ref")
+        if op.name == "constant" and old is not None:
+            if old not in names:
+                names[old] = f"c{len(names)}"
+                kept[names[old]] = program.constants[old]
+            op.attrs["ref"] = names[old]
+    program.constants = kept
 
 
 def _count(program: Program) -> tuple[int, int]:
@@ -60,7 +75,6 @@ class _Folder:
 
     def run(self) -> None:
         self.region(self.program.body)
-        self._drop_unused_arrays()
 
     def region(self, region: Region) -> None:
         kept: list[Op] = []
@@ -142,11 +156,6 @@ class _Folder:
         op.name = "constant"
         op.operands = []
         op.attrs = {"dtype": type_.dtype, "shape": list(type_.shape), **attrs}
-
-    def _drop_unused_arrays(self) -> None:
-        used = {op.attrs["ref"] for op in self.program.body.walk() if "ref" in op.attrs}
-        kept: dict[str, Array] = {k: v for k, v in self.program.constants.items() if k in used}
-        self.program.constants = kept
 
 
 # -- common subexpressions ---------------------------------------------------------------------
