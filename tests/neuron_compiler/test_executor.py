@@ -102,7 +102,9 @@ def test_all_reduce_of_other_types(dtype: str) -> None:
 
 
 def test_a_group_of_one_needs_no_call() -> None:
-    text = texts.two_gradients().replace("[[0, 1]]> : tensor<1x2xi64>", "[[0], [1]]> : tensor<2x1xi64>")
+    text = texts.two_gradients().replace(
+        "[[0, 1]]> : tensor<1x2xi64>", "[[0], [1]]> : tensor<2x1xi64>"
+    )
     neff = compile_text(text)
     assert neff.manifest.collectives == ()
     assert neff.manifest.world_size == 2
