@@ -20,7 +20,7 @@ from neuron_runtime.compiler.ir import DTYPES, numpy_dtype
 TARGETS = ("trn1", "trn2", "inf2")
 
 
-class MalformedManifest(ValueError):
+class ManifestFormatError(ValueError):
     """The JSON is not a manifest; the message names the field."""
 
 
@@ -140,7 +140,7 @@ def manifest_to_json(manifest: Manifest) -> dict[str, Any]:
 
 
 def manifest_from_json(data: Any) -> Manifest:
-    """Typed manifest from JSON; raises MalformedManifest naming the first wrong field."""
+    """Typed manifest from JSON; raises ManifestFormatError naming the first wrong field."""
     manifest = _decode(Manifest, data, "manifest")
     assert isinstance(manifest, Manifest)
     _check(manifest)
@@ -173,7 +173,7 @@ def _check(manifest: Manifest) -> None:
 
 def _need(condition: bool, message: str) -> None:
     if not condition:
-        raise MalformedManifest(message)
+        raise ManifestFormatError(message)
 
 
 def _decode(kind: Any, data: Any, where: str) -> Any:

@@ -28,8 +28,8 @@ import numpy as np
 
 from neuron_runtime.compiler.ir import (
     Array,
-    MalformedProgram,
     Program,
+    ProgramFormatError,
     numpy_dtype,
     program_from_json,
     program_to_json,
@@ -38,8 +38,8 @@ from neuron_runtime.compiler.ir import (
 from neuron_runtime.compiler.verify import VerifyError, verify_against_manifest, verify_program
 from neuron_runtime.errors import NRT_STATUS, NrtError
 from neuron_runtime.manifest import (
-    MalformedManifest,
     Manifest,
+    ManifestFormatError,
     manifest_from_json,
     manifest_to_json,
 )
@@ -159,7 +159,7 @@ def _parse_data(data: memoryview, header: _Header, reader: _Reader) -> Neff:
     reader.need(not extra, f"unknown member {extra[0] if extra else ''!r:.80}")
     try:
         manifest = manifest_from_json(_json(members["manifest.json"], "manifest.json", reader))
-    except MalformedManifest as error:
+    except ManifestFormatError as error:
         raise reader.invalid(f"manifest.json: {error}") from None
     reader.need(header.lnc_size == manifest.lnc_size, "header and manifest differ in lnc_size")
     reader.need(
@@ -170,7 +170,7 @@ def _parse_data(data: memoryview, header: _Header, reader: _Reader) -> Neff:
         program = program_from_json(raw_program, _constants(raw_program, members, reader))
         verify_program(program)
         verify_against_manifest(program, manifest)
-    except MalformedProgram as error:
+    except ProgramFormatError as error:
         raise reader.invalid(f"program.json: {error}") from None
     except VerifyError as error:
         raise reader.invalid(f"program.json: {error}") from None
@@ -220,7 +220,7 @@ def type_from_json_or_invalid(entry: Any, name: str, reader: _Reader) -> Any:
     """A constant's type, or NRT_INVALID naming the constant."""
     try:
         return type_from_json(entry, f"constant {name!r:.60}")
-    except MalformedProgram as error:
+    except ProgramFormatError as error:
         raise reader.invalid(f"program.json: {error}") from None
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -183,7 +184,7 @@ class NumpyExecutable:
     def _region_steps(self, region: Region) -> list[Step]:
         steps: list[Step] = []
         members: set[int] = set()
-        for position, op in enumerate(region.ops):
+        for op in region.ops:
             if op.name == "all_reduce":
                 if op.results[0] in self._plan.buckets:
                     members = {m.result for m in self._plan.buckets[op.results[0]].members}
@@ -195,13 +196,12 @@ class NumpyExecutable:
             step = self._step(op)
             if step is not None:
                 steps.append(step)
-            del position
         return steps
 
     def _step(self, op: Op) -> Step | None:
-        if op.name in ("constant", "optimization_barrier") or op.results[0] in self._plan.view_of:
-            if not op.regions:
-                return None
+        is_view = op.results[0] in self._plan.view_of and not op.regions
+        if is_view or op.name in ("constant", "optimization_barrier"):
+            return None
         if op.name == "while":
             return self._while(op)
         if op.name == "case":
@@ -424,6 +424,6 @@ def _refuse_overlap(
     arrays: list[Array], names: list[str], invalid: Callable[[str], NrtError]
 ) -> None:
     spans = sorted((*_bounds(a), i) for i, a in enumerate(arrays) if a.size)
-    for (_, high, first), (low, _, second) in zip(spans, spans[1:], strict=False):
+    for (_, high, first), (low, _, second) in pairwise(spans):
         if low < high:
             raise invalid(f"outputs {names[first]!r} and {names[second]!r} share memory")

@@ -152,7 +152,7 @@ def scatter(attrs: dict[str, Any], ins: Types) -> Kernel:
         if updates.size == 0:
             return
         starts = _vectors(indices, vector_dim)
-        inside = ((starts >= 0) & (starts <= limits)).all(axis=-1)
+        inside: Array = np.asarray(((starts >= 0) & (starts <= limits)).all(axis=-1))
         if rows and not low:
             _add_rows(out, starts[..., 0].reshape(-1), updates, inside.reshape(-1))
             return
@@ -177,9 +177,7 @@ def _add_rows(out: Array, rows: Array, updates: Array, inside: Array) -> None:
     out[ordered[first]] += np.add.reduceat(flat[order], first, axis=0)
 
 
-def _apply(
-    op: str, out: Array, index: list[Array], updates: Array, keep: Array, low: bool
-) -> None:
+def _apply(op: str, out: Array, index: list[Array], updates: Array, keep: Array, low: bool) -> None:
     whole = [np.broadcast_to(i, updates.shape) for i in index]
     mask = np.broadcast_to(keep, updates.shape)
     if not index:

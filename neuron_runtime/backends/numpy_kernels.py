@@ -20,7 +20,6 @@ Kernel = Callable[..., Any]
 Types = Sequence[TensorType]
 
 
-
 def _maximum(a: Array, b: Array, out: Array) -> None:
     np.maximum(a, b, out=out)
 

@@ -26,12 +26,14 @@ def view(name: str, attrs: dict[str, Any], in_type: TensorType) -> View:
         return lambda a: a.transpose(permutation)
     if name == "slice":
         bounds = zip(attrs["start"], attrs["limit"], attrs["stride"], strict=True)
-        index = (*(slice(*b) for b in bounds), ...)  # the ellipsis keeps a 0-d result an array
+        index: Any = (*(slice(*b) for b in bounds), ...)  # the ellipsis keeps a 0-d result an array
         return lambda a: a[index]
     if name == "reverse":
-        flipped = (
-            *(slice(None, None, -1 if d in attrs["dims"] else 1)
-              for d in range(len(in_type.shape))),
+        flipped: Any = (
+            *(
+                slice(None, None, -1 if d in attrs["dims"] else 1)
+                for d in range(len(in_type.shape))
+            ),
             ...,
         )
         return lambda a: a[flipped]
@@ -87,7 +89,8 @@ def _pad(attrs: dict[str, Any], ins: Types) -> Kernel:
         begin = low + first * step
         end = low + (last - 1) * step + 1 if last > first else begin
         target.append(slice(begin, max(end, begin), step))
-    to, of = (*target, ...), (*source, ...)
+    to: Any = (*target, ...)
+    of: Any = (*source, ...)
 
     def run(a: Array, value: Array, out: Array) -> None:
         out[...] = value

@@ -55,7 +55,8 @@ def cache_root() -> Path:
             return candidate
     raise CompileError(
         "ECCH001",
-        f"neither {DEFAULT_ROOT} nor {own} is writable; set NEURON_COMPILE_CACHE_URL to a directory",
+        f"neither {DEFAULT_ROOT} nor {own} is writable; "
+        "set NEURON_COMPILE_CACHE_URL to a directory",
     )
 
 
@@ -104,9 +105,7 @@ def cached(directory: Path, log: Log = _silent) -> Path | None:
     return path
 
 
-def store(
-    graph_hash: str, options: Options, build: Callable[[], Neff], log: Log = _silent
-) -> Path:
+def store(graph_hash: str, options: Options, build: Callable[[], Neff], log: Log = _silent) -> Path:
     """The cached NEFF of a graph; ``build`` makes it when it is not there. Raises CompileError."""
     directory = module_dir(graph_hash, options)
     with _disk_errors(directory), locked(directory / "model.lock"):

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from neuron_runtime.compiler import cache
 from neuron_runtime.compiler.emit import Options, compile_imported, graph_hash
-from neuron_runtime.compiler.importers.jax_callable import import_jax_callable
+from neuron_runtime.compiler.importers.jax_callable import import_jax_callable, source_path
 from neuron_runtime.compiler.importers.stablehlo import Imported, import_stablehlo
 from neuron_runtime.compiler.importers.stablehlo_ops import CONTROL_FLOW, HANDLERS
 from neuron_runtime.compiler.version import COMPILER_VERSION
@@ -39,7 +39,11 @@ def _parser() -> _Parser:
     parser.add_argument("--framework", default="XLA", help="XLA, the only one")
     parser.add_argument("--target", default="trn1", help=f"{', '.join(TARGETS)} (default trn1)")
     parser.add_argument(
-        "--lnc", "-lnc", "--logical-nc-config", type=int, metavar="N",
+        "--lnc",
+        "-lnc",
+        "--logical-nc-config",
+        type=int,
+        metavar="N",
         help="physical cores to a logical one: 1 or 2 (trn2 only; its default is 2)",
     )
     parser.add_argument("--ranks", type=int, metavar="N", help="ranks of the program (default 1)")
@@ -47,7 +51,9 @@ def _parser() -> _Parser:
         "--config", metavar="JSON", help="keyword arguments for the function, a JSON object"
     )
     parser.add_argument(
-        "--output", "-o", metavar="F.neff",
+        "--output",
+        "-o",
+        metavar="F.neff",
         help="file to write; without it the NEFF stays in the cache and its path is printed",
     )
     parser.add_argument("--no-cache", action="store_true", help="compile even if it is cached")
@@ -138,9 +144,7 @@ class _Job:
     def jax_entry(self) -> Path:
         """``module:function``; one process at a time traces the same entry."""
         if ":" not in self.input:
-            raise CompileError(
-                "EARG004", f"{self.input!r} is neither a file nor module:function"
-            )
+            raise CompileError("EARG004", f"{self.input!r} is neither a file nor module:function")
         ranks = self.ranks or 1
         if not self.use_cache:
             return self.build(import_jax_callable(self.input, self.config, ranks))
@@ -215,7 +219,7 @@ def _config(text: str | None) -> dict[str, Any]:
 def _sources(entry: str, before: set[str]) -> dict[str, str]:
     """Files the entry was made from: its own and those of the user's modules it imported."""
     installed = [Path(sysconfig.get_path(k)).resolve() for k in ("stdlib", "purelib", "platlib")]
-    files = {cache.source_path(entry)}
+    files = {source_path(entry)}
     for name in set(sys.modules) - before:
         origin = getattr(sys.modules[name], "__file__", None)
         if origin is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 
 from neuron_runtime.backends.numpy_eval import VIEW_OPS
-from neuron_runtime.compiler.ir import Op, Program, Region, constant_value
+from neuron_runtime.compiler.ir import FLOATS, Op, Program, Region, constant_value
 from neuron_runtime.compiler.opset import COLLECTIVES, ELEMENTWISE
 from neuron_runtime.compiler.passes.schedule import Node, nodes
 from neuron_runtime.manifest import CollectiveInfo
@@ -47,14 +47,16 @@ def _region_cost(program: Program, region: Region) -> tuple[int, int]:
 def _op_flops(program: Program, op: Op) -> int:
     types = program.types
     if op.name == "dot_general":
-        contracted = math.prod(types[op.operands[0]].shape[d] for d in op.attrs["lhs_contract"])
+        shape = types[op.operands[0]].shape
+        contracted: int = math.prod(shape[d] for d in op.attrs["lhs_contract"])
         return 2 * types[op.results[0]].size * contracted
     if op.name in ELEMENTWISE and op.name not in _MOVES:
         return types[op.results[0]].size
     if op.name in ("reduce", "arg_reduce"):
         return types[op.operands[0]].size
     if op.name == "reduce_window":
-        return types[op.results[0]].size * math.prod(op.attrs["window"])
+        window: int = math.prod(op.attrs["window"])
+        return types[op.results[0]].size * window
     if op.name == "scatter":
         return types[op.operands[2]].size
     return 0
@@ -71,6 +73,8 @@ def trip_count(program: Program, op: Op) -> int | None:
     if counter not in condition.args:
         return None
     place = condition.args.index(counter)
+    if program.types[counter].dtype in FLOATS:
+        return None
     start, end = made.get(op.operands[place]), made.get(limit)
     step = made.get(body.results[place])
     if start is None or end is None or start.name != "constant" or end.name != "constant":

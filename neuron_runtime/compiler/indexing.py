@@ -8,18 +8,18 @@ scatter_dims_to_operand_dims, index_vector_dim, op.
 
 from __future__ import annotations
 
-from neuron_runtime.compiler.ir import FLOATS, TensorType
-from neuron_runtime.compiler.opset import (
+from neuron_runtime.compiler.attrs import (
     SCATTER_OPS,
     Attrs,
     Types,
-    _count,
-    _dims,
-    _int,
-    _ints,
-    _word,
+    dims_attr,
+    int_attr,
+    ints_attr,
+    operand_count,
     require,
+    word_attr,
 )
+from neuron_runtime.compiler.ir import FLOATS, TensorType
 
 
 def _index_shape(indices: TensorType, vector_dim: int, components: int) -> tuple[int, ...]:
@@ -41,15 +41,15 @@ def _batch_pairs(
 
 def infer_gather(operands: Types, attrs: Attrs) -> TensorType:
     """Type of the gathered array. Raises VerifyError."""
-    _count(operands, 2)
+    operand_count(operands, 2)
     operand, indices = operands
     rank = len(operand.shape)
-    sizes = _ints(attrs, "slice_sizes", rank)
-    collapsed = _dims(attrs, "collapsed_slice_dims", rank)
-    batching = _dims(attrs, "operand_batching_dims", rank)
-    mapped = _dims(attrs, "start_index_map", rank)
-    vector_dim = _int(attrs, "index_vector_dim", len(indices.shape) + 1)
-    index_batching = _dims(attrs, "start_indices_batching_dims", len(indices.shape))
+    sizes = ints_attr(attrs, "slice_sizes", rank)
+    collapsed = dims_attr(attrs, "collapsed_slice_dims", rank)
+    batching = dims_attr(attrs, "operand_batching_dims", rank)
+    mapped = dims_attr(attrs, "start_index_map", rank)
+    vector_dim = int_attr(attrs, "index_vector_dim", len(indices.shape) + 1)
+    index_batching = dims_attr(attrs, "start_indices_batching_dims", len(indices.shape))
     require(vector_dim not in index_batching, "the index vector dimension is batched")
     require(not set(collapsed) & set(batching), "a dimension is collapsed and batched")
     require(not set(mapped) & set(batching), "a dimension is indexed and batched")
@@ -60,7 +60,7 @@ def infer_gather(operands: Types, attrs: Attrs) -> TensorType:
     batch = list(_index_shape(indices, vector_dim, len(mapped)))
     window = [s for d, s in enumerate(sizes) if d not in collapsed and d not in batching]
     result_rank = len(batch) + len(window)
-    offset = _dims(attrs, "offset_dims", result_rank)
+    offset = dims_attr(attrs, "offset_dims", result_rank)
     require(len(offset) == len(window), "offset_dims does not match the slice")
     require(offset == sorted(offset), "offset_dims is not sorted")
     shape = [window.pop(0) if d in offset else batch.pop(0) for d in range(result_rank)]
@@ -69,22 +69,22 @@ def infer_gather(operands: Types, attrs: Attrs) -> TensorType:
 
 def infer_scatter(operands: Types, attrs: Attrs) -> TensorType:
     """Type of the updated array. Raises VerifyError."""
-    _count(operands, 3)
+    operand_count(operands, 3)
     operand, indices, updates = operands
     rank = len(operand.shape)
-    _word(attrs, "op", SCATTER_OPS)
-    inserted = _dims(attrs, "inserted_window_dims", rank)
-    batching = _dims(attrs, "input_batching_dims", rank)
-    mapped = _dims(attrs, "scatter_dims_to_operand_dims", rank)
-    vector_dim = _int(attrs, "index_vector_dim", len(indices.shape) + 1)
-    index_batching = _dims(attrs, "scatter_indices_batching_dims", len(indices.shape))
+    word_attr(attrs, "op", SCATTER_OPS)
+    inserted = dims_attr(attrs, "inserted_window_dims", rank)
+    batching = dims_attr(attrs, "input_batching_dims", rank)
+    mapped = dims_attr(attrs, "scatter_dims_to_operand_dims", rank)
+    vector_dim = int_attr(attrs, "index_vector_dim", len(indices.shape) + 1)
+    index_batching = dims_attr(attrs, "scatter_indices_batching_dims", len(indices.shape))
     require(vector_dim not in index_batching, "the index vector dimension is batched")
     require(not set(inserted) & set(batching), "a dimension is inserted and batched")
     require(not set(mapped) & set(batching), "a dimension is indexed and batched")
     _batch_pairs(operand, indices, batching, index_batching)
     require(updates.dtype == operand.dtype, f"updates are {updates}, operand {operand}")
     batch = list(_index_shape(indices, vector_dim, len(mapped)))
-    window_dims = _dims(attrs, "update_window_dims", len(updates.shape))
+    window_dims = dims_attr(attrs, "update_window_dims", len(updates.shape))
     require(window_dims == sorted(window_dims), "update_window_dims is not sorted")
     window = [s for d, s in enumerate(operand.shape) if d not in inserted and d not in batching]
     require(len(window) == len(window_dims), "update_window_dims does not match the operand")

@@ -216,14 +216,14 @@ def _region_to_json(region: Region) -> dict[str, Any]:
     }
 
 
-class MalformedProgram(ValueError):
+class ProgramFormatError(ValueError):
     """The JSON is not a program; the message names the place."""
 
 
 def program_from_json(data: Any, constants: dict[str, Array]) -> Program:
     """Rebuild a program; only its form is checked here (see ``verify`` for the meaning).
 
-    Raises MalformedProgram.
+    Raises ProgramFormatError.
     """
     _need(isinstance(data, dict), "program is not an object")
     _need(data.get("ir_version") == IR_VERSION, f"ir_version is {data.get('ir_version')!r:.40}")
@@ -234,7 +234,7 @@ def program_from_json(data: Any, constants: dict[str, Array]) -> Program:
 
 
 def type_from_json(entry: Any, where: str) -> TensorType:
-    """A ``[dtype, shape]`` pair as a type; raises MalformedProgram."""
+    """A ``[dtype, shape]`` pair as a type; raises ProgramFormatError."""
     _need(isinstance(entry, list) and len(entry) == 2, f"{where} is not [dtype, shape]")
     dtype, shape = entry
     _need(
@@ -273,4 +273,4 @@ def _is_naturals(value: Any) -> bool:
 
 def _need(condition: bool, message: str) -> None:
     if not condition:
-        raise MalformedProgram(message)
+        raise ProgramFormatError(message)

@@ -8,22 +8,48 @@ importer, the passes and the NEFF reader all use it, so a program that passed ca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
-from neuron_runtime.compiler.ir import DTYPES, FLOATS, TensorType, numpy_dtype
-
-Types = Sequence[TensorType]
-Attrs = dict[str, Any]
-
-
-class VerifyError(ValueError):
-    """A program breaks a rule of the intermediate representation."""
-
+from neuron_runtime.compiler.attrs import (
+    REDUCTIONS,
+    Attrs,
+    Types,
+    VerifyError,
+    dims_attr,
+    dtype_attr,
+    groups_attr,
+    int_attr,
+    ints_attr,
+    operand_count,
+    require,
+    shape_attr,
+    word_attr,
+)
+from neuron_runtime.compiler.indexing import infer_gather, infer_scatter
+from neuron_runtime.compiler.ir import FLOATS, TensorType, numpy_dtype
 
 FLOAT_UNARY = frozenset(
-    "exponential exponential_minus_one log log_plus_one logistic rsqrt sqrt cbrt tanh sine cosine "
-    "tan floor ceil round_nearest_afz round_nearest_even erf erfc erf_inv".split()
+    [
+        "exponential",
+        "exponential_minus_one",
+        "log",
+        "log_plus_one",
+        "logistic",
+        "rsqrt",
+        "sqrt",
+        "cbrt",
+        "tanh",
+        "sine",
+        "cosine",
+        "tan",
+        "floor",
+        "ceil",
+        "round_nearest_afz",
+        "round_nearest_even",
+        "erf",
+        "erfc",
+        "erf_inv",
+    ]
 )
 ANY_UNARY = frozenset({"abs", "negate", "sign", "not", "popcnt"})
 UNARY = FLOAT_UNARY | ANY_UNARY
@@ -31,15 +57,12 @@ FLOAT_BINARY = frozenset({"atan2"})
 INT_BINARY = frozenset(
     {"and", "or", "xor", "shift_left", "shift_right_logical", "shift_right_arithmetic"}
 )
-BINARY = (
-    FLOAT_BINARY
-    | INT_BINARY
-    | frozenset("add subtract multiply divide maximum minimum power remainder".split())
+ANY_BINARY = frozenset(
+    {"add", "subtract", "multiply", "divide", "maximum", "minimum", "power", "remainder"}
 )
+BINARY = FLOAT_BINARY | INT_BINARY | ANY_BINARY
 # Result element i depends on element i of each operand only (scalar operands of clamp aside).
 ELEMENTWISE = UNARY | BINARY | frozenset({"compare", "select", "clamp", "convert", "is_finite"})
-REDUCTIONS = frozenset({"add", "multiply", "maximum", "minimum", "and", "or"})
-SCATTER_OPS = REDUCTIONS | {"set"}
 COMPARISONS = frozenset({"EQ", "NE", "LT", "LE", "GT", "GE"})
 COLLECTIVES = frozenset(
     {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute"}
@@ -47,74 +70,11 @@ COLLECTIVES = frozenset(
 REGION_OPS = frozenset({"while", "case"})
 
 
-def require(condition: bool, message: str) -> None:
-    """Raise VerifyError unless the condition holds."""
-    if not condition:
-        raise VerifyError(message)
-
-
-def _count(operands: Types, n: int) -> None:
-    require(len(operands) == n, f"takes {n} operands, has {len(operands)}")
-
-
-def _ints(attrs: Attrs, key: str, length: int | None = None) -> list[int]:
-    value = attrs.get(key)
-    ok = isinstance(value, list) and all(type(v) is int and abs(v) < 2**48 for v in value)
-    require(ok, f"attribute {key} is not a list of integers")
-    assert isinstance(value, list)
-    require(length is None or len(value) == length, f"attribute {key} has the wrong length")
-    return value
-
-
-def _int(attrs: Attrs, key: str, below: int) -> int:
-    value = attrs.get(key)
-    require(type(value) is int and 0 <= value < below, f"attribute {key} is out of range")
-    assert isinstance(value, int)
-    return value
-
-
-def _dims(attrs: Attrs, key: str, rank: int, unique: bool = True) -> list[int]:
-    value = _ints(attrs, key)
-    require(all(0 <= v < rank for v in value), f"attribute {key} names a dimension out of range")
-    require(not unique or len(set(value)) == len(value), f"attribute {key} repeats a dimension")
-    return value
-
-
-def _word(attrs: Attrs, key: str, allowed: frozenset[str]) -> str:
-    value = attrs.get(key)
-    require(isinstance(value, str) and value in allowed, f"attribute {key} is {value!r:.40}")
-    assert isinstance(value, str)
-    return value
-
-
-def _dtype(attrs: Attrs) -> str:
-    return _word(attrs, "dtype", DTYPES)
-
-
-def _shape(attrs: Attrs) -> tuple[int, ...]:
-    shape = _ints(attrs, "shape")
-    require(all(s >= 0 for s in shape) and len(shape) <= 32, "attribute shape is malformed")
-    require(math.prod(shape) < 2**48, "result has more than 2**48 elements")
-    return tuple(shape)
-
-
-def _groups(attrs: Attrs) -> list[list[int]]:
-    groups = attrs.get("groups")
-    require(isinstance(groups, list) and len(groups) > 0, "replica groups are missing")
-    assert isinstance(groups, list)
-    require(all(isinstance(g, list) and g for g in groups), "replica groups are malformed")
-    ranks = [r for g in groups for r in g]
-    require(all(type(r) is int and r >= 0 for r in ranks), "replica groups are malformed")
-    require(sorted(ranks) == list(range(len(ranks))), "replica groups must cover each rank once")
-    require(len({len(g) for g in groups}) == 1, "replica groups of several sizes")
-    return groups
-
-
 # -- elementwise -------------------------------------------------------------------------------
 
 
 def _unary(name: str, operands: Types) -> TensorType:
-    _count(operands, 1)
+    operand_count(operands, 1)
     if name in FLOAT_UNARY:
         require(operands[0].dtype in FLOATS, f"needs a float, not {operands[0]}")
     if name in ("not", "popcnt"):
@@ -123,7 +83,7 @@ def _unary(name: str, operands: Types) -> TensorType:
 
 
 def _binary(name: str, operands: Types) -> TensorType:
-    _count(operands, 2)
+    operand_count(operands, 2)
     require(operands[0] == operands[1], f"operands differ: {operands[0]} and {operands[1]}")
     if name in INT_BINARY:
         require(operands[0].dtype not in FLOATS, f"needs integers or bools, not {operands[0]}")
@@ -133,14 +93,14 @@ def _binary(name: str, operands: Types) -> TensorType:
 
 
 def _compare(operands: Types, attrs: Attrs) -> TensorType:
-    _count(operands, 2)
-    _word(attrs, "direction", COMPARISONS)
+    operand_count(operands, 2)
+    word_attr(attrs, "direction", COMPARISONS)
     require(operands[0] == operands[1], f"operands differ: {operands[0]} and {operands[1]}")
     return TensorType("bool", operands[0].shape)
 
 
 def _select(operands: Types) -> TensorType:
-    _count(operands, 3)
+    operand_count(operands, 3)
     predicate, on_true, on_false = operands
     require(predicate.dtype == "bool", f"predicate is {predicate}")
     require(on_true == on_false, f"branches differ: {on_true} and {on_false}")
@@ -149,7 +109,7 @@ def _select(operands: Types) -> TensorType:
 
 
 def _clamp(operands: Types) -> TensorType:
-    _count(operands, 3)
+    operand_count(operands, 3)
     low, value, high = operands
     for bound in (low, high):
         ok = bound.dtype == value.dtype and bound.shape in ((), value.shape)
@@ -158,20 +118,20 @@ def _clamp(operands: Types) -> TensorType:
 
 
 def _convert(operands: Types, attrs: Attrs) -> TensorType:
-    _count(operands, 1)
-    return TensorType(_dtype(attrs), operands[0].shape)
+    operand_count(operands, 1)
+    return TensorType(dtype_attr(attrs), operands[0].shape)
 
 
 def _bitcast(operands: Types, attrs: Attrs) -> TensorType:
-    _count(operands, 1)
-    dtype = _dtype(attrs)
+    operand_count(operands, 1)
+    dtype = dtype_attr(attrs)
     same = numpy_dtype(dtype).itemsize == numpy_dtype(operands[0].dtype).itemsize
     require(same, f"from {operands[0].dtype} to {dtype}: only equal widths are supported")
     return TensorType(dtype, operands[0].shape)
 
 
 def _is_finite(operands: Types) -> TensorType:
-    _count(operands, 1)
+    operand_count(operands, 1)
     require(operands[0].dtype in FLOATS, f"needs a float, not {operands[0]}")
     return TensorType("bool", operands[0].shape)
 
@@ -180,8 +140,8 @@ def _is_finite(operands: Types) -> TensorType:
 
 
 def _constant(operands: Types, attrs: Attrs) -> TensorType:
-    _count(operands, 0)
-    type_ = TensorType(_dtype(attrs), _shape(attrs))
+    operand_count(operands, 0)
+    type_ = TensorType(dtype_attr(attrs), shape_attr(attrs))
     form = [key for key in ("splat", "dense", "ref") if key in attrs]
     require(len(form) == 1, "needs one of splat, dense, ref")
     text = attrs[form[0]]
@@ -194,17 +154,17 @@ def _constant(operands: Types, attrs: Attrs) -> TensorType:
 
 
 def _iota(operands: Types, attrs: Attrs) -> TensorType:
-    _count(operands, 0)
-    type_ = TensorType(_dtype(attrs), _shape(attrs))
-    _int(attrs, "dim", len(type_.shape))
+    operand_count(operands, 0)
+    type_ = TensorType(dtype_attr(attrs), shape_attr(attrs))
+    int_attr(attrs, "dim", len(type_.shape))
     require(type_.dtype != "bool", "of bool")
     return type_
 
 
 def _broadcast_in_dim(operands: Types, attrs: Attrs) -> TensorType:
-    _count(operands, 1)
-    shape = _shape(attrs)
-    dims = _dims(attrs, "dims", len(shape))
+    operand_count(operands, 1)
+    shape = shape_attr(attrs)
+    dims = dims_attr(attrs, "dims", len(shape))
     require(len(dims) == len(operands[0].shape), "dims does not match the operand's rank")
     for size, dim in zip(operands[0].shape, dims, strict=True):
         require(size in (1, shape[dim]), f"dimension of {size} cannot become {shape[dim]}")
@@ -212,24 +172,24 @@ def _broadcast_in_dim(operands: Types, attrs: Attrs) -> TensorType:
 
 
 def _reshape(operands: Types, attrs: Attrs) -> TensorType:
-    _count(operands, 1)
-    result = TensorType(operands[0].dtype, _shape(attrs))
+    operand_count(operands, 1)
+    result = TensorType(operands[0].dtype, shape_attr(attrs))
     require(result.size == operands[0].size, f"from {operands[0]} to {result}")
     return result
 
 
 def _transpose(operands: Types, attrs: Attrs) -> TensorType:
-    _count(operands, 1)
+    operand_count(operands, 1)
     shape = operands[0].shape
-    perm = _dims(attrs, "permutation", len(shape))
+    perm = dims_attr(attrs, "permutation", len(shape))
     require(len(perm) == len(shape), "permutation has the wrong length")
     return TensorType(operands[0].dtype, tuple(shape[p] for p in perm))
 
 
 def _slice(operands: Types, attrs: Attrs) -> TensorType:
-    _count(operands, 1)
+    operand_count(operands, 1)
     shape = operands[0].shape
-    start, limit, stride = (_ints(attrs, k, len(shape)) for k in ("start", "limit", "stride"))
+    start, limit, stride = (ints_attr(attrs, k, len(shape)) for k in ("start", "limit", "stride"))
     result = []
     for size, a, b, s in zip(shape, start, limit, stride, strict=True):
         require(0 <= a <= b <= size and s > 0, f"[{a}:{b}:{s}] of a dimension of {size}")
@@ -238,15 +198,15 @@ def _slice(operands: Types, attrs: Attrs) -> TensorType:
 
 
 def _reverse(operands: Types, attrs: Attrs) -> TensorType:
-    _count(operands, 1)
-    _dims(attrs, "dims", len(operands[0].shape))
+    operand_count(operands, 1)
+    dims_attr(attrs, "dims", len(operands[0].shape))
     return operands[0]
 
 
 def _concatenate(operands: Types, attrs: Attrs) -> TensorType:
     require(len(operands) > 0, "takes operands")
     first = operands[0]
-    dim = _int(attrs, "dim", len(first.shape))
+    dim = int_attr(attrs, "dim", len(first.shape))
     total = 0
     for other in operands:
         require(len(other.shape) == len(first.shape), "operands of several ranks")
@@ -258,11 +218,11 @@ def _concatenate(operands: Types, attrs: Attrs) -> TensorType:
 
 
 def _pad(operands: Types, attrs: Attrs) -> TensorType:
-    _count(operands, 2)
+    operand_count(operands, 2)
     operand, value = operands
     require(value == TensorType(operand.dtype, ()), f"padding value is {value}")
     rank = len(operand.shape)
-    low, high, interior = (_ints(attrs, k, rank) for k in ("low", "high", "interior"))
+    low, high, interior = (ints_attr(attrs, k, rank) for k in ("low", "high", "interior"))
     shape = []
     for size, a, b, i in zip(operand.shape, low, high, interior, strict=True):
         require(i >= 0, "negative interior padding")
@@ -277,7 +237,7 @@ def _dynamic_slice(operands: Types, attrs: Attrs) -> TensorType:
     require(len(operands) > 0, "takes an operand")
     operand = operands[0]
     _indices(operands[1:], len(operand.shape))
-    sizes = _ints(attrs, "sizes", len(operand.shape))
+    sizes = ints_attr(attrs, "sizes", len(operand.shape))
     for size, n in zip(operand.shape, sizes, strict=True):
         require(0 <= n <= size, f"slice of {n} of a dimension of {size}")
     return TensorType(operand.dtype, tuple(sizes))
@@ -308,33 +268,33 @@ def _without(shape: tuple[int, ...], dims: list[int]) -> tuple[int, ...]:
 
 
 def _reduce(operands: Types, attrs: Attrs) -> TensorType:
-    _count(operands, 2)
+    operand_count(operands, 2)
     operand, init = operands
-    _word(attrs, "op", REDUCTIONS)
-    dims = _dims(attrs, "dims", len(operand.shape))
+    word_attr(attrs, "op", REDUCTIONS)
+    dims = dims_attr(attrs, "dims", len(operand.shape))
     require(init == TensorType(operand.dtype, ()), f"initial value is {init}")
     return TensorType(operand.dtype, _without(operand.shape, dims))
 
 
 def _arg_reduce(operands: Types, attrs: Attrs) -> list[TensorType]:
-    _count(operands, 1)
-    _word(attrs, "op", frozenset({"maximum", "minimum"}))
-    dim = _int(attrs, "dim", len(operands[0].shape))
+    operand_count(operands, 1)
+    word_attr(attrs, "op", frozenset({"maximum", "minimum"}))
+    dim = int_attr(attrs, "dim", len(operands[0].shape))
     require(operands[0].shape[dim] > 0, "over an empty dimension")
-    dtype = _dtype(attrs)
+    dtype = dtype_attr(attrs)
     require(dtype not in FLOATS and dtype != "bool", f"index type is {dtype}")
     shape = _without(operands[0].shape, [dim])
     return [TensorType(operands[0].dtype, shape), TensorType(dtype, shape)]
 
 
 def _reduce_window(operands: Types, attrs: Attrs) -> TensorType:
-    _count(operands, 2)
+    operand_count(operands, 2)
     operand, init = operands
-    _word(attrs, "op", REDUCTIONS)
+    word_attr(attrs, "op", REDUCTIONS)
     require(init == TensorType(operand.dtype, ()), f"initial value is {init}")
     rank = len(operand.shape)
     window, strides, dilation, low, high = (
-        _ints(attrs, k, rank) for k in ("window", "strides", "dilation", "low", "high")
+        ints_attr(attrs, k, rank) for k in ("window", "strides", "dilation", "low", "high")
     )
     shape = []
     for i, size in enumerate(operand.shape):
@@ -348,14 +308,20 @@ def _reduce_window(operands: Types, attrs: Attrs) -> TensorType:
 
 
 def _dot_general(operands: Types, attrs: Attrs) -> TensorType:
-    _count(operands, 2)
+    operand_count(operands, 2)
     lhs, rhs = operands
-    dtype = _dtype(attrs)
+    dtype = dtype_attr(attrs)
     require(lhs.dtype != "bool" and rhs.dtype != "bool" and dtype != "bool", "of bool")
     mixed = len({t in FLOATS for t in (lhs.dtype, rhs.dtype, dtype)})
     require(mixed == 1, f"{lhs} and {rhs} to {dtype}")
-    lb, lc = _dims(attrs, "lhs_batch", len(lhs.shape)), _dims(attrs, "lhs_contract", len(lhs.shape))
-    rb, rc = _dims(attrs, "rhs_batch", len(rhs.shape)), _dims(attrs, "rhs_contract", len(rhs.shape))
+    lb, lc = (
+        dims_attr(attrs, "lhs_batch", len(lhs.shape)),
+        dims_attr(attrs, "lhs_contract", len(lhs.shape)),
+    )
+    rb, rc = (
+        dims_attr(attrs, "rhs_batch", len(rhs.shape)),
+        dims_attr(attrs, "rhs_contract", len(rhs.shape)),
+    )
     require(not set(lb) & set(lc) and not set(rb) & set(rc), "a dimension is batched and summed")
     require(len(lb) == len(rb) and len(lc) == len(rc), "dimension lists differ in length")
     for a, b in zip(lb + lc, rb + rc, strict=True):
@@ -370,37 +336,40 @@ def _dot_general(operands: Types, attrs: Attrs) -> TensorType:
 
 
 def _all_reduce(operands: Types, attrs: Attrs) -> TensorType:
-    _count(operands, 1)
-    _word(attrs, "op", REDUCTIONS)
-    _groups(attrs)
+    operand_count(operands, 1)
+    word_attr(attrs, "op", REDUCTIONS)
+    groups_attr(attrs)
     if "bucket" in attrs:
-        _int(attrs, "bucket", 2**31)
+        int_attr(attrs, "bucket", 2**31)
     return operands[0]
 
 
 def _all_gather(operands: Types, attrs: Attrs) -> TensorType:
-    _count(operands, 1)
+    operand_count(operands, 1)
     shape = list(operands[0].shape)
-    dim = _int(attrs, "dim", len(shape))
-    shape[dim] *= len(_groups(attrs)[0])
+    dim = int_attr(attrs, "dim", len(shape))
+    shape[dim] *= len(groups_attr(attrs)[0])
     return TensorType(operands[0].dtype, tuple(shape))
 
 
 def _reduce_scatter(operands: Types, attrs: Attrs) -> TensorType:
-    _count(operands, 1)
-    _word(attrs, "op", REDUCTIONS)
+    operand_count(operands, 1)
+    word_attr(attrs, "op", REDUCTIONS)
     shape = list(operands[0].shape)
-    dim, n = _int(attrs, "dim", len(shape)), len(_groups(attrs)[0])
+    dim, n = int_attr(attrs, "dim", len(shape)), len(groups_attr(attrs)[0])
     require(shape[dim] % n == 0, f"dimension of {shape[dim]} over {n} ranks")
     shape[dim] //= n
     return TensorType(operands[0].dtype, tuple(shape))
 
 
 def _all_to_all(operands: Types, attrs: Attrs) -> TensorType:
-    _count(operands, 1)
+    operand_count(operands, 1)
     shape = list(operands[0].shape)
-    n = len(_groups(attrs)[0])
-    split, concat = _int(attrs, "split_dim", len(shape)), _int(attrs, "concat_dim", len(shape))
+    n = len(groups_attr(attrs)[0])
+    split, concat = (
+        int_attr(attrs, "split_dim", len(shape)),
+        int_attr(attrs, "concat_dim", len(shape)),
+    )
     require(shape[split] % n == 0, f"dimension of {shape[split]} over {n} ranks")
     shape[split] //= n
     shape[concat] *= n
@@ -408,7 +377,7 @@ def _all_to_all(operands: Types, attrs: Attrs) -> TensorType:
 
 
 def _collective_permute(operands: Types, attrs: Attrs) -> TensorType:
-    _count(operands, 1)
+    operand_count(operands, 1)
     pairs = attrs.get("pairs")
     ok = isinstance(pairs, list) and all(
         isinstance(p, list) and len(p) == 2 and all(type(r) is int and r >= 0 for r in p)
@@ -422,7 +391,7 @@ def _collective_permute(operands: Types, attrs: Attrs) -> TensorType:
 
 
 def _partition_id(operands: Types) -> TensorType:
-    _count(operands, 0)
+    operand_count(operands, 0)
     return TensorType("uint32", ())
 
 
@@ -460,8 +429,6 @@ _WITH_ATTRS: dict[str, Callable[[Types, Attrs], TensorType]] = {
 
 def infer(name: str, operands: Types, attrs: Attrs) -> list[TensorType]:
     """Result types of an operation without regions. Raises VerifyError, also when it is unknown."""
-    from neuron_runtime.compiler.indexing import infer_gather, infer_scatter
-
     if name in UNARY:
         return [_unary(name, operands)]
     if name in BINARY:

@@ -9,6 +9,7 @@ compiler can state the need and the loader can repeat it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from neuron_runtime.backends.numpy_kernels import is_in_place
 from neuron_runtime.compiler.arena import Allocator
@@ -128,7 +129,7 @@ def reshaped_strides(
                     return None
                 targets.append(position)
                 covered *= new[position]
-        for (_, outer), (size, inner) in zip(group, group[1:], strict=False):
+        for (_, outer), (size, inner) in pairwise(group):
             if outer != size * inner:
                 return None
         stride = group[-1][1]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from neuron_runtime.compiler.attrs import VerifyError, require
 from neuron_runtime.compiler.ir import Op, Program, Region, TensorType
-from neuron_runtime.compiler.opset import COLLECTIVES, REGION_OPS, VerifyError, infer, require
+from neuron_runtime.compiler.opset import COLLECTIVES, REGION_OPS, infer
 from neuron_runtime.manifest import Manifest
 
 __all__ = ["VerifyError", "verify_against_manifest", "verify_program"]

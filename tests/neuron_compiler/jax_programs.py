@@ -114,18 +114,28 @@ def sharded(name: str) -> tuple[Any, Any, Any, dict[str, int], tuple[Any, ...]]:
     w1, w2 = normal(8, 16), normal(16, 8)
     programs: dict[str, Any] = {
         "tensor_parallel": (
-            _tensor_parallel, (P(), P(None, "x"), P("x", None)),
-            (P(), P(None, "x"), P("x", None)), {"x": 4}, (x, w1, w2),
+            _tensor_parallel,
+            (P(), P(None, "x"), P("x", None)),
+            (P(), P(None, "x"), P("x", None)),
+            {"x": 4},
+            (x, w1, w2),
         ),
         "fsdp": (
-            _fsdp, (P("x"), P("x"), P("x")), (P(), P("x"), P("x")), {"x": 4}, (x, w1, w2),
+            _fsdp,
+            (P("x"), P("x"), P("x")),
+            (P(), P("x"), P("x")),
+            {"x": 4},
+            (x, w1, w2),
         ),
         "moe": (_moe, (P("x"), P("x")), P("x"), {"x": 4}, (x, normal(4, 8, 8))),
         "ring": (_ring, (P("x"), P("x")), (P(), P("x")), {"x": 4}, (x, normal(16, 8))),
         "scan": (_scanned, (P("x"), P()), (P(), P()), {"x": 4}, (x, normal(3, 8, 8))),
         "mesh_2d": (
-            _mesh_2d, (P("d"), P(None, "m"), P("m", None)),
-            (P(), P(None, "m"), P("m", None)), {"d": 2, "m": 2}, (x, w1, w2),
+            _mesh_2d,
+            (P("d"), P(None, "m"), P("m", None)),
+            (P(), P(None, "m"), P("m", None)),
+            {"d": 2, "m": 2},
+            (x, w1, w2),
         ),
         "gather_dim1": (_gather_dim1, P(None, "x"), (P(), P(None, "x")), {"x": 4}, (x,)),
         "bf16": (_bf16, (P("x"), P()), (P(), P()), {"x": 4}, (x, w1)),

@@ -82,9 +82,7 @@ def test_parallel_program_agrees(jax: ModuleType, name: str) -> None:
     automatic = (jax.sharding.AxisType.Auto,) * len(axes)
     mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=automatic)
     mapped = jax.jit(
-        jax.shard_map(
-            function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
-        )
+        jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
     )
     neff = compile_text(mapped.lower(*args).as_text())
     assert neff.manifest.world_size == 4

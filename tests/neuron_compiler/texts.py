@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """StableHLO modules as text, so that the tests that use them need no jax."""
 
 from __future__ import annotations

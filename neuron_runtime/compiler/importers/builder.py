@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from neuron_runtime.compiler.attrs import VerifyError
 from neuron_runtime.compiler.importers.mlir_text import Dense, RawOp
 from neuron_runtime.compiler.ir import (
     FLOATS,
@@ -17,7 +18,7 @@ from neuron_runtime.compiler.ir import (
     constant_attrs,
     numpy_dtype,
 )
-from neuron_runtime.compiler.opset import VerifyError, infer
+from neuron_runtime.compiler.opset import infer
 from neuron_runtime.errors import CompileError
 
 
@@ -46,7 +47,11 @@ class Builder:
         return results
 
     def emit_regions(
-        self, name: str, operands: list[int], types: list[TensorType], regions: list[Region],
+        self,
+        name: str,
+        operands: list[int],
+        types: list[TensorType],
+        regions: list[Region],
         line: int,
     ) -> list[int]:
         """Append an operation with regions."""

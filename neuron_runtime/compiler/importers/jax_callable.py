@@ -199,7 +199,7 @@ def _lower(jax: Any, program: JaxProgram, ranks: int) -> tuple[Any, tuple[list[s
 
 def _arg_names(jax: Any, program: JaxProgram) -> list[str]:
     tops = list(program.arg_names) if program.arg_names is not None else _parameters(program)
-    names = []
+    names: list[str] = []
     for place, arg in enumerate(program.args):
         top = tops[place] if place < len(tops) else f"arg{place}"
         leaves = jax.tree_util.tree_flatten_with_path(arg)[0]

@@ -98,9 +98,7 @@ class _Importer:
             env[name] = [value]
         program.body.results = self.region_ops(main.region, env)
         groups = [
-            sum(map(len, op.attrs["groups"]))
-            for op in program.body.walk()
-            if "groups" in op.attrs
+            sum(map(len, op.attrs["groups"])) for op in program.body.walk() if "groups" in op.attrs
         ]
         world = max([replicas, *groups])
         inputs = [
@@ -293,8 +291,16 @@ class _ManualImport:
                 names = [f"%{k}" for k in range(len(items))]
                 local: Env = {n: [item[1]] for n, item in zip(names, items, strict=True)}
                 raw = RawOp(
-                    op.name, op.line, [], names, op.attrs, op.words, op.symbol, op.in_types,
-                    op.out_types, op.regions,
+                    op.name,
+                    op.line,
+                    [],
+                    names,
+                    op.attrs,
+                    op.words,
+                    op.symbol,
+                    op.in_types,
+                    op.out_types,
+                    op.regions,
                 )
                 results = [("local", v) for v in self.importer.op(raw, local)]
             else:
@@ -362,9 +368,7 @@ class _ManualImport:
         return mesh
 
 
-def _info(
-    name: str, local: TensorType, whole: TensorType, dims: list[list[str]]
-) -> TensorInfo:
+def _info(name: str, local: TensorType, whole: TensorType, dims: list[list[str]]) -> TensorInfo:
     axes = [*dims, *([[]] * len(local.shape))][: len(local.shape)]
     partition = tuple(tuple(a) for a in axes)
     return TensorInfo(name, local.dtype, local.shape, whole.shape, partition)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from neuron_runtime.compiler.attrs import REDUCTIONS
 from neuron_runtime.compiler.importers.builder import Builder, dense_array
 from neuron_runtime.compiler.importers.mlir_text import Dense, RawOp, RawRegion
 from neuron_runtime.compiler.ir import TensorType
-from neuron_runtime.compiler.opset import BINARY, REDUCTIONS, UNARY
+from neuron_runtime.compiler.opset import BINARY, UNARY
 from neuron_runtime.errors import CompileError
 
 Handler = Callable[[Builder, RawOp, list[int]], list[int]]
@@ -268,13 +269,19 @@ def _dot(b: Builder, op: RawOp, operands: list[int]) -> list[int]:
 
 
 _GATHER = (
-    "offset_dims collapsed_slice_dims operand_batching_dims start_indices_batching_dims "
-    "start_index_map"
-).split()
+    "offset_dims",
+    "collapsed_slice_dims",
+    "operand_batching_dims",
+    "start_indices_batching_dims",
+    "start_index_map",
+)
 _SCATTER = (
-    "update_window_dims inserted_window_dims input_batching_dims scatter_indices_batching_dims "
-    "scatter_dims_to_operand_dims"
-).split()
+    "update_window_dims",
+    "inserted_window_dims",
+    "input_batching_dims",
+    "scatter_indices_batching_dims",
+    "scatter_dims_to_operand_dims",
+)
 
 
 def _gather(b: Builder, op: RawOp, operands: list[int]) -> list[int]:
@@ -333,8 +340,9 @@ def _all_to_all(b: Builder, op: RawOp, operands: list[int]) -> list[int]:
 
 
 def _collective_permute(b: Builder, op: RawOp, operands: list[int]) -> list[int]:
-    return b.emit("collective_permute", operands, {"pairs": _matrix(op, "source_target_pairs")},
-                  op.line)
+    return b.emit(
+        "collective_permute", operands, {"pairs": _matrix(op, "source_target_pairs")}, op.line
+    )
 
 
 def _partition_id(b: Builder, op: RawOp, operands: list[int]) -> list[int]:
@@ -397,5 +405,12 @@ HANDLERS: dict[str, Handler] = {
     "stablehlo.replica_id": _partition_id,
     "stablehlo.custom_call": _custom_call,
 }
-CONTROL_FLOW = ("stablehlo.while", "stablehlo.case", "stablehlo.if", "call", "func.call",
-                "stablehlo.composite", "sdy.manual_computation")
+CONTROL_FLOW = (
+    "stablehlo.while",
+    "stablehlo.case",
+    "stablehlo.if",
+    "call",
+    "func.call",
+    "stablehlo.composite",
+    "sdy.manual_computation",
+)

@@ -142,9 +142,8 @@ class _Folder:
             splat = self.known[op.operands[0]].attrs["splat"]
             self._become(op, {"splat": splat})
             return
-        if op.name == "iota" or type_.nbytes > FOLD_LIMIT_BYTES:
-            if op.name != "iota" or type_.nbytes > FOLD_LIMIT_BYTES:
-                return
+        if type_.nbytes > FOLD_LIMIT_BYTES:
+            return
         if any(self.program.types[v].nbytes > FOLD_LIMIT_BYTES for v in op.operands):
             return
         arrays = [constant_value(self.program, self.known[v]) for v in op.operands]
