@@ -11,10 +11,8 @@ import os
 import secrets
 import sys
 import time
-import zlib
 
 from nodeagent.forkserver import load_config
-from nodeagent.taskenv import NodeConfig
 
 log = logging.getLogger("nodeagent")
 
@@ -45,18 +43,6 @@ def lock(node_dir: str) -> int:
     return fd
 
 
-def make_devices(config: NodeConfig) -> list[int]:
-    """Create the node's device directory where it is missing; cores of each device."""
-    if not config.instance_type:
-        return []
-    from neuron_runtime import devicedir
-
-    path = os.path.join(config.dir, "devices")
-    seed = zlib.crc32(f"{config.cluster}/{config.node}".encode())
-    devicedir.create(path, config.instance_type, config.node, seed)
-    return list(devicedir.read_counts(path))
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run until told to stop.  Exit codes: 0 stopped, 1 cannot run (said on stderr)."""
     parser = argparse.ArgumentParser(prog="nodeagent", description="The node daemon.")
@@ -78,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     from nodeagent.service import Agent
 
     async def serve() -> None:
-        await Agent(config, secrets.token_hex(8), make_devices(config)).run()
+        await Agent(config, secrets.token_hex(8)).run()
 
     try:
         asyncio.run(serve())

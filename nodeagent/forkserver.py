@@ -1,9 +1,8 @@
 """Warm process of the agent that forks one supervisor per step.
 
 Run as ``python -m nodeagent.forkserver NODE_DIR GENERATION FD``.  FD is a socket to the agent:
-frames with a ``Launch`` come down; ``Ready``, ``ForkFailed`` and ``Exited`` (a supervisor that ended
-badly) go up.  When the agent closes it
-(or dies) the fork server ends; supervisors go on.
+frames with a ``Launch`` come down; ``Ready``, ``ForkFailed`` and ``Exited`` (a supervisor that
+ended badly) go up.  When the agent closes it (or dies) the fork server ends; supervisors go on.
 
 It is the subreaper of its supervisors: when one is killed, what it ran falls to the fork
 server, which ends it - the only way to find a process that has changed session and

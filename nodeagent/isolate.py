@@ -74,23 +74,44 @@ def _write(path: str, text: str) -> None:
         file.write(text)
 
 
-def enter(config: NodeConfig) -> str:
-    """Enter the namespaces.  Returns "" or why the node does not look like a host."""
+def _enter(config: NodeConfig) -> None:
     uid, gid = os.geteuid(), os.getegid()
-    try:
-        if uid == 0:
-            _check(_libc.unshare(CLONE_NEWNS | CLONE_NEWUTS), "unshare")
-        else:
-            _check(_libc.unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWUTS), "unshare")
-            _write("/proc/self/setgroups", "deny")
-            _write("/proc/self/uid_map", f"{uid} {uid} 1")
-            _write("/proc/self/gid_map", f"{gid} {gid} 1")
-        _mount(b"none", b"/", MS_REC | MS_PRIVATE)
-        socket.sethostname(config.node)
-        own = os.path.join(config.dir, HOSTS_FILE)
-        if not os.path.exists(own):
-            write_hosts(config.dir, config.hosts)
-        _mount(os.fsencode(own), b"/etc/hosts", MS_BIND)
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
+    if uid == 0:
+        _check(_libc.unshare(CLONE_NEWNS | CLONE_NEWUTS), "unshare")
+    else:
+        _check(_libc.unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWUTS), "unshare")
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"{uid} {uid} 1")
+        _write("/proc/self/gid_map", f"{gid} {gid} 1")
+    _mount(b"none", b"/", MS_REC | MS_PRIVATE)
+    socket.sethostname(config.node)
+    own = os.path.join(config.dir, HOSTS_FILE)
+    if not os.path.exists(own):
+        write_hosts(config.dir, config.hosts)
+    _mount(os.fsencode(own), b"/etc/hosts", MS_BIND)
+
+
+def enter(config: NodeConfig) -> str:
+    """Enter the namespaces.  Returns "" or why the node does not look like a host.
+
+    A child tries first: a process that got only half of the way could not go on as it was.
+    """
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        text = "cannot be tried"
+        try:
+            _enter(config)
+            text = ""
+        except OSError as error:
+            text = error.strerror or str(error)
+        finally:
+            os.write(writer, text.encode())
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as file:
+        reason = file.read().decode()
+    os.waitpid(pid, 0)
+    if not reason:
+        _enter(config)
+    return reason

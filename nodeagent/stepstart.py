@@ -39,8 +39,7 @@ class Wireup:
             mapping=process_mapping(order.nodes, order.node_tasks, order.node_hosts),
             one_node=len([ranks for ranks in order.node_tasks if ranks]) <= 1,
             exchange=self._exchange,
-            # At once: MPI_Abort returns in the rank, which would go on and end without an error.
-            on_abort=lambda rank, code: supervisor.kill(),
+            on_abort=lambda rank, code: supervisor.rank_aborted(rank),
         )
         self._missing = False  # a rank ended without ever entering MPI
 
@@ -194,7 +193,7 @@ def start_tasks(supervisor: Supervisor) -> None:
     errors, errors_in = os.pipe()
     os.set_blocking(errors, False)
     supervisor.launch_errors = lambda: launch_errors(errors)
-    for local, rank in enumerate(order.tasks):
+    for local in range(len(order.tasks)):
         spec = _spec(supervisor, local, of_task(shared, order, local), work_dir, opened[local])
         spec.limits = limits
         spec.user = who

@@ -28,7 +28,8 @@ def run(link: Controller, launch: aw.Launch, streams: int) -> tuple[aw.StepEnded
 
 
 def test_tasks_get_their_own_numbers(node: Node, link: Controller) -> None:
-    words = "$SLURM_PROCID $SLURM_LOCALID $SLURM_NODEID $SLURM_GTIDS $SLURM_CPUS_ON_NODE $SLURMD_NODENAME"
+    names = "PROCID LOCALID NODEID GTIDS CPUS_ON_NODE"
+    words = " ".join(f"$SLURM_{name}" for name in names.split()) + " $SLURMD_NODENAME"
     script = f"echo {words} $NEURON_RT_VISIBLE_CORES $FROM_VARS; test $SLURM_TASK_PID = $$"
     launch = node.launch(
         20,
@@ -247,9 +248,7 @@ def test_output_goes_on_after_cuts_at_every_few_bytes(node: Node) -> None:
         whole = got[: message.offset] + message.data.encode()
         assert whole == text[: len(whole)]
         got = text[: len(got) + 7]
-        link.send(
-            aw.OutputAck(job_id=38, step_id="0", attempt=1, offsets={"0:1": len(got)})
-        )
+        link.send(aw.OutputAck(job_id=38, step_id="0", attempt=1, offsets={"0:1": len(got)}))
         link.close()
         rounds += 1
     assert rounds > 10
