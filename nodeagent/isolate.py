@@ -70,8 +70,8 @@ def write_hosts(node_dir: str, hosts: dict[str, str]) -> None:
 
 
 def _write(path: str, text: str) -> None:
-    with open(path, "w", encoding="ascii") as file:
-        file.write(text)
+    with open(path, "wb", buffering=0) as file:
+        file.write(text.encode())
 
 
 def _enter(config: NodeConfig) -> None:
@@ -99,12 +99,13 @@ def enter(config: NodeConfig) -> str:
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        text = "cannot be tried"
+        text = ""
         try:
             _enter(config)
-            text = ""
         except OSError as error:
             text = error.strerror or str(error)
+        except Exception as error:
+            text = repr(error)
         finally:
             os.write(writer, text.encode())
             os._exit(0)
