@@ -65,7 +65,7 @@ def _home() -> str:
     """The cluster's home, as :func:`scheduler.config.home_dir` has it (which loads too much)."""
     given = os.environ.get("CLUSTERCTL_HOME")
     if given:
-        return os.path.abspath(os.path.expanduser(given))
+        return os.path.abspath(given)
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return os.path.join(os.path.abspath(state), "clusterctl")
 
@@ -84,15 +84,18 @@ def _ensure_cluster(argv: list[str]) -> int:
 
 def _listens(home: str) -> bool:
     """True when somebody accepts connections on the controller's socket."""
-    import socket
+    import _socket
 
     from scheduler.api.frames import unix_address
 
     fd = None
     try:
         address, fd = unix_address(os.path.join(home, _SOCKET))
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        try:
             sock.connect(address)
+        finally:
+            sock.close()
         return True
     except OSError:
         return False

@@ -7,6 +7,7 @@ N sees exactly what an undisturbed run would have seen, on any number of ranks.
 from __future__ import annotations
 
 import hashlib
+import os
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 #: The text is cut into blocks; every tenth is held out for validation.
 BLOCK_BYTES = 65536
 HOLD_OUT_EVERY = 10
-#: Folders of the standard library that are no ordinary source.
+#: Folders whose contents are no ordinary source.
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "__pycache__", "idle_test"}
 
 
@@ -25,20 +26,21 @@ class DataError(ValueError):
     """The text cannot be used; the message says why and what would do."""
 
 
+def _walk(folder: Path) -> Iterator[Path]:
+    """Regular files below ``folder`` in name order; hidden ones and linked folders are left out."""
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            if entry.name not in _LEFT_OUT:
+                yield from _walk(Path(entry.path))
+        elif entry.is_file():
+            yield Path(entry.path)
+
+
 def _library_files() -> Iterator[Path]:
     root = Path(sysconfig.get_paths()["stdlib"])
-    for path in sorted(root.rglob("*.py"), key=lambda file: file.relative_to(root).as_posix()):
-        if not _LEFT_OUT.intersection(path.relative_to(root).parts):
-            yield path
-
-
-def _user_files(path: Path) -> Iterator[Path]:
-    if not path.is_dir():
-        yield path
-        return
-    for file in sorted(path.rglob("*"), key=lambda file: file.relative_to(path).as_posix()):
-        if file.is_file() and not any(p.startswith(".") for p in file.relative_to(path).parts):
-            yield file
+    return (path for path in _walk(root) if path.suffix == ".py")
 
 
 def load_text(path: Path | None, max_bytes: int) -> NDArray[np.uint8]:
@@ -50,11 +52,12 @@ def load_text(path: Path | None, max_bytes: int) -> NDArray[np.uint8]:
     Raises:
         DataError: nothing there, or too little to train on.
     """
-    if path is not None and not path.exists():
+    if path is not None and not (path.is_dir() or path.is_file()):
         raise DataError(f"--data {path}: no such file or directory")
     pieces: list[bytes] = []
     room = max_bytes
-    for file in _library_files() if path is None else _user_files(path):
+    files = _library_files() if path is None else _walk(path) if path.is_dir() else iter([path])
+    for file in files:
         if room <= 0:
             break
         try:
@@ -79,8 +82,11 @@ def split(text: NDArray[np.uint8], seq_len: int) -> tuple[NDArray[np.uint8], NDA
         DataError: either part would not hold a single sequence.
     """
     block = min(BLOCK_BYTES, max(text.size // (2 * HOLD_OUT_EVERY), 1))
-    held_out = (np.arange(text.size) // block) % HOLD_OUT_EVERY == HOLD_OUT_EVERY - 1
-    train, validation = text[~held_out], text[held_out]
+    blocks = [text[start : start + block] for start in range(0, text.size, block)]
+    last = HOLD_OUT_EVERY - 1
+    validation = np.concatenate([text[:0], *blocks[last::HOLD_OUT_EVERY]])
+    del blocks[last::HOLD_OUT_EVERY]
+    train = np.concatenate([text[:0], *blocks])
     if min(train.size, validation.size) < seq_len + 2:
         raise DataError(
             f"{text.size} bytes of text are too few to train on sequences of {seq_len}; "

@@ -28,10 +28,13 @@ from neuron_runtime.rtlog import Level, log
 
 Groups = tuple[tuple[int, ...], ...]
 
-#: How long a wait tests without sleeping, and the nap lengths after that.
-SPIN_S = 0.0002
+#: How long a wait tests without sleeping, and the nap lengths after that. Between naps it tests
+#: several times: an operation has stages, and each needs a test of ours to go on.
+SPIN_S = 0.002
 FIRST_NAP_S = 0.00005
-LONGEST_NAP_S = 0.001
+LONGEST_NAP_S = 0.00025
+TESTS_A_ROUND = 10
+LONGEST_GAP_S = 0.1
 
 # Types MPI can reduce as they are (NumPy kind + size).
 _MPI_NUMBERS = {"f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"}
@@ -87,22 +90,29 @@ class Waiter:
         self.sequence += 1
         if test():
             return
-        start = time.monotonic()
+        before = time.monotonic()
+        waited = 0.0
         nap = FIRST_NAP_S
-        while not test():
-            waited = time.monotonic() - start
-            if waited < SPIN_S:
+        while True:
+            for _ in range(TESTS_A_ROUND):
+                if test():
+                    return
                 os.sched_yield()
-                continue
+            now = time.monotonic()
+            # A long gap means this process was stopped (a suspended job): not its peers' fault.
+            waited += min(now - before, LONGEST_GAP_S)
+            before = now
             if waited > self.timeout_s:
-                text = (
-                    f"suspected hang in collectives operation {self.sequence} ({what}) "
-                    f"after {self.timeout_s:g} s (NEURON_RT_EXEC_TIMEOUT)"
-                )
-                log(Level.ERROR, "TDRV", "wait_collectives", f"missing collectives status: {text}")
-                raise NrtError(NRT_STATUS.NRT_EXEC_HW_ERR_COLLECTIVES, text)
-            time.sleep(nap)
-            nap = min(nap * 1.5, LONGEST_NAP_S)
+                break
+            if waited > SPIN_S:
+                time.sleep(nap)
+                nap = min(nap * 1.5, LONGEST_NAP_S)
+        text = (
+            f"suspected hang in collectives operation {self.sequence} ({what}) "
+            f"after {self.timeout_s:g} s (NEURON_RT_EXEC_TIMEOUT)"
+        )
+        log(Level.ERROR, "TDRV", "wait_collectives", f"missing collectives status: {text}")
+        raise NrtError(NRT_STATUS.NRT_EXEC_HW_ERR_COLLECTIVES, text)
 
 
 class Request:
@@ -116,6 +126,7 @@ class Request:
         self._buf = buf
         self._wire = wire
         self._what = what
+        self._in_flight = False
 
     def start(self) -> None:
         """Start the operation; the buffer must not be touched until ``wait`` returns."""
@@ -123,6 +134,7 @@ class Request:
             return
         if self._wire is not None:
             np.copyto(self._wire, self._buf, casting="unsafe")
+        self._in_flight = True
         self._request.Start()
 
     def wait(self) -> None:
@@ -134,12 +146,13 @@ class Request:
         if self._request is None:
             return
         self._waiter.wait(self._request.Test, self._what)
+        self._in_flight = False
         if self._wire is not None:
             np.copyto(self._buf, self._wire, casting="unsafe")
 
     def free(self) -> None:
-        """Give the MPI request back. The operation must not be in flight."""
-        if self._request is not None:
+        """Give the MPI request back (not if the operation hangs: MPI still owns the buffer)."""
+        if self._request is not None and not self._in_flight:
             self._request.Free()
             self._request = None
 
@@ -208,6 +221,7 @@ class MpiCollectives:
         self._comm = (self._mpi.COMM_WORLD if comm is None else comm).Dup()
         self._waiter = Waiter(timeout_s)
         self._parts: dict[Groups, Any] = {}
+        self._requests: list[Request] = []
         self._ops: dict[str, Any] = {
             "add": self._mpi.SUM,
             "multiply": self._mpi.PROD,
@@ -283,7 +297,14 @@ class MpiCollectives:
             return Request(self._waiter, None, buf, None, what)
         wire = self._wire_for(buf, op)
         request = part.Allreduce_init(self._mpi.IN_PLACE, buf if wire is None else wire, operator)
-        return Request(self._waiter, request, buf, wire, what)
+        made = Request(self._waiter, request, buf, wire, what)
+        self._requests.append(made)
+        return made
+
+    def take_requests(self) -> list[Request]:
+        """The persistent requests made since the last call: the caller frees them at the end."""
+        made, self._requests = self._requests, []
+        return made
 
     def _finish(self, request: Any, what: str) -> None:
         self._waiter.wait(request.Test, what)

@@ -353,3 +353,14 @@ def sweep(path: str | Path) -> list[int]:
         directory.clear_present(core_id)
         swept.append(core_id)
     return swept
+
+
+def read_counts(path: str | Path) -> list[int]:
+    """Cores of each device of the instance type by device index; 0 for one that is missing.
+
+    Raises:
+        DeviceDirError: ``path`` is no device directory.
+    """
+    devices = DeviceDir(path)
+    count = INSTANCE_TYPES[devices.instance_type].devices
+    return [devices.cores_per_device if devices.device_present(i) else 0 for i in range(count)]

@@ -51,13 +51,15 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class HbmNeed:
-    """Device memory of one core, in bytes. ``program`` is what the file itself takes."""
+    """Device memory of one core, in bytes.
+
+    ``scratch``: intermediate values and the buckets of collectives. ``program``: the instructions.
+    """
 
     inputs: int
     outputs: int
     constants: int
     scratch: int
-    buckets: int
     program: int
 
     @property

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuron_runtime import env, tensors
-from neuron_runtime.collectives import MpiCollectives, SoloCollectives
+from neuron_runtime.collectives import MpiCollectives, Request, SoloCollectives
 from neuron_runtime.corelock import CoreBusy
 from neuron_runtime.counters import Counters
 from neuron_runtime.device import INSTANCE_TYPES
@@ -117,12 +117,35 @@ def tensor_infos(neff: Neff) -> list[TensorInfo]:
     ]
 
 
+def _check_memory(arena: tensors.Arena, neff: Neff) -> None:
+    """Refuse a model that cannot fit, with a table of what it needs.
+
+    Raises:
+        NrtError: NRT_RESOURCE.
+    """
+    hbm = neff.manifest.hbm
+    parts = {
+        "program": hbm.program,
+        "constants": hbm.constants,
+        "scratch": hbm.scratch,
+        "buckets": hbm.buckets,
+    }
+    need, free = sum(parts.values()), arena.capacity_bytes - arena.used_bytes
+    if need > free:
+        table = ", ".join(f"{name} {nbytes}" for name, nbytes in parts.items())
+        raise NrtError(
+            NRT_STATUS.NRT_RESOURCE,
+            f"{neff.manifest.name} does not fit on nc{arena.core_id}: it needs {need} bytes "
+            f"({table}), {free} of {arena.capacity_bytes} are free",
+        )
+
+
 @dataclass(eq=False)
 class Model:
     """A loaded model: handle of nrt_load, used by nrt_execute until nrt_unload.
 
     ``reserved`` is the device memory counted for it, by category; ``blocks`` what its executable
-    allocated. ``bound`` caches the arrays of the last execution's tensor sets.
+    allocated, ``requests`` its persistent collectives. ``bound`` caches the arrays of the last execution's tensor sets.
     """
 
     neff: Neff
@@ -130,6 +153,7 @@ class Model:
     executable: NumpyExecutable
     reserved: dict[str, int]
     blocks: list[tensors.Block] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
     bound: Bound | None = None
 
 
@@ -302,24 +326,20 @@ class Runtime:
         from neuron_runtime.backends.numpy_backend import NumpyExecutable
 
         self._check_loadable(neff, world)
-        collectives: MpiCollectives | SoloCollectives = SoloCollectives()
-        if collective and world > 1:
-            joined = self.join(rank, world)
+        joined = self.join(rank, world) if collective and world > 1 else None
+        if joined is not None:
             self._check_same_everywhere(neff, joined)
-            collectives = joined
         core = self.core_of(vnc)
         arena = self.arenas[core]
         hbm = neff.manifest.hbm
-        needs = {
-            "model_code": hbm.program,
-            "constants": hbm.constants,
-            "model_shared_scratchpad": hbm.scratch,
-        }
+        _check_memory(arena, neff)
+        needs = {"model_code": hbm.program, "constants": hbm.constants}
         reserved: dict[str, int] = {}
         blocks: list[tensors.Block] = []
 
         def allocate(nbytes: int) -> NDArray[np.uint8]:
-            block = arena.allocate(nbytes, "runtime_memory", f"a buffer of {neff.manifest.name}")
+            what = f"scratch memory of {neff.manifest.name}"
+            block = arena.allocate(nbytes, "model_shared_scratchpad", what)
             blocks.append(block)
             return block.memory
 
@@ -327,11 +347,14 @@ class Runtime:
             for category, nbytes in needs.items():
                 arena.reserve(nbytes, category, f"{category} of {neff.manifest.name}")
                 reserved[category] = nbytes
-            executable = NumpyExecutable(neff, collectives, allocate)
+            executable = NumpyExecutable(neff, joined or SoloCollectives(), allocate)
         except BaseException:
+            for request in joined.take_requests() if joined else []:
+                request.free()
             self._give_back(core, reserved, blocks)
             raise
-        model = Model(neff, core, executable, reserved, blocks)
+        requests = joined.take_requests() if joined else []
+        model = Model(neff, core, executable, reserved, blocks, requests)
         self.models.append(model)
         self.counters.count_load(core)
         self.counters.flush()
@@ -351,6 +374,8 @@ class Runtime:
         """
         self.check_model(model)
         self.models.remove(model)
+        for request in model.requests:
+            request.free()
         self._give_back(model.core_id, model.reserved, model.blocks)
         self.counters.flush()
 

@@ -166,7 +166,7 @@ def home_dir() -> Path:
     """The cluster's home: ``$CLUSTERCTL_HOME``, else ``clusterctl`` in the XDG state directory."""
     given = os.environ.get("CLUSTERCTL_HOME")
     if given:
-        return Path(os.path.abspath(os.path.expanduser(given)))
+        return Path(os.path.abspath(given))
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return Path(os.path.abspath(state)) / "clusterctl"
 

@@ -126,9 +126,14 @@ def cluster_name(value: object) -> str:
 
 
 def duration(value: object) -> int | None:
-    """A time limit in Slurm's forms; ``UNLIMITED`` is None."""
-    limit = times.parse_duration(text(value))
-    return None if limit is None or limit < 0 else limit
+    """A time limit in Slurm's forms, seconds; ``UNLIMITED`` is None."""
+    try:
+        limit_s = times.parse_limit(text(value))
+    except ValueError:
+        raise ValueError(
+            f'must be a time such as "30" (minutes), "1:00:00" or "2-00:00:00", not {value!r}'
+        ) from None
+    return None if limit_s < 0 else limit_s
 
 
 _CORE = Settings()

@@ -12,7 +12,7 @@ from clusterctl.app.up import admin_lock, start_controller
 from scheduler import config as cluster_file
 from scheduler.api import wire
 from scheduler.api.errors import ClusterError, Unavailable
-from scheduler.provision import local, proc
+from scheduler.provision import local, proc, sweep
 
 
 def down(home: Path, progress: Progress, keep_jobs: bool = False, timeout_s: float = 60.0) -> None:
@@ -33,9 +33,7 @@ def down(home: Path, progress: Progress, keep_jobs: bool = False, timeout_s: flo
             progress.result(f"{word}; {plural(len(before), 'agent')} and their jobs go on")
             return
         left = _end_agents(home, progress, timeout_s)
-        if left:
-            raise Unavailable(f"could not end the agents of {', '.join(left)}")
-        if stopped or before:
+        if stopped or before or left:
             progress.result(f"cluster stopped ({plural(len(before), 'agent')})")
         else:
             progress.result(f"nothing runs in {home}")
@@ -93,15 +91,15 @@ def _revive(paths: local.HomePaths, progress: Progress, timeout_s: float) -> pro
         return None
 
 
-def _end_agents(home: Path, progress: Progress, timeout_s: float) -> list[str]:
-    """Wait for the agents, end those that stay; names of those still there."""
+def _end_agents(home: Path, progress: Progress, timeout_s: float) -> int:
+    """Wait for the agents, then end whatever stays; how many processes that were."""
     deadline = time.monotonic() + timeout_s / 4
-    left: list[str] = []
     for name, process in agents(home):
         progress.update(f"waiting for the agent of {name}")
-        if proc.wait_gone(process, max(0.0, deadline - time.monotonic())):
-            continue
-        proc.stop(process)
-        if process.alive():
-            left.append(name)
-    return left
+        if not proc.wait_gone(process, max(0.0, deadline - time.monotonic())):
+            proc.stop(process)
+    nodes = local.HomePaths(home).nodes
+    try:
+        return sweep.sweep(sorted(nodes.iterdir())) if nodes.is_dir() else 0
+    except OSError as error:
+        raise Unavailable(f"cannot end everything: {error}") from None

@@ -63,5 +63,5 @@ def _row(node: dict[str, Any]) -> tuple[str, ...]:
         node["instance_type"],
         str(node["jobs"]),
         str(node["agent_pid"] or "-"),
-        node["reason"] or node["link_error"],
+        node["reason"] or node["link_error"].removeprefix(f"{node['name']}: "),
     )

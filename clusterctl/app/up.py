@@ -249,22 +249,23 @@ def wait_nodes(config: ClusterConfig, progress: Progress, timeout_s: float) -> l
             if not missing:
                 return nodes
             if time.monotonic() > deadline:
-                raise Unavailable(_why_missing(config, missing, nodes, timeout_s))
+                status = rpc.ask(sock, wire.GetStatus(), wire.Status).values
+                raise Unavailable(_why_missing(config, missing, status, timeout_s))
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, _POLL_S)
 
 
 def _why_missing(
-    config: ClusterConfig, missing: list[str], nodes: list[dict[str, Any]], timeout_s: float
+    config: ClusterConfig, missing: list[str], status: dict[str, Any], timeout_s: float
 ) -> str:
-    reasons = {node["name"]: node.get("reason", "") for node in nodes}
+    errors = {node["name"]: node["link_error"] or node["reason"] for node in status["nodes"]}
     lines = [f"{plural(len(missing), 'node')} not up after {timeout_s:g} s:"]
     for name in missing[:10]:
-        why = reasons.get(name) or ""
+        why = errors.get(name) or f"{name}: no answer"
+        text = why if why.startswith(name) else f"{name}: {why}"
         if name in config.specs and config.specs[name].transport == "local":
-            log = config.node_dir(name) / "agent.log"
-            why = f"{why or proc.last_line(log)} (see {log})"
-        lines.append(f"  {name}: {why or 'no answer'}")
+            text += f" (log: {config.node_dir(name) / 'agent.log'})"
+        lines.append(f"  {text}")
     if len(missing) > 10:
         lines.append(f"  and {len(missing) - 10} more")
     return "\n".join(lines)

@@ -143,6 +143,6 @@ def verify_against_manifest(program: Program, manifest: Manifest) -> None:
                 ok = len(ranks) == manifest.world_size
             require(ok, f"{op.where()}: groups do not fit a world of {manifest.world_size}")
     need = hbm_need(program)
-    for part in ("constants", "scratch", "buckets", "inputs", "outputs"):
+    for part in ("constants", "scratch", "inputs", "outputs"):
         found, stated = getattr(need, part), getattr(manifest.hbm, part)
         require(found == stated, f"memory for {part} is {found} bytes, the manifest says {stated}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.provision import local, proc
+from scheduler.provision import local, proc, sweep
 from tests.admin.sshd import Sshd, find_sshd, make_key, make_sshd
 
 
@@ -18,6 +18,7 @@ def end_all(folder: Path) -> None:
             process = proc.running(file)
             if process is not None:
                 proc.stop(process)
+    sweep.sweep([file.parent for file in folder.rglob("node.json")])
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.provision import proc
+from scheduler.provision import proc, sweep
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 #: Says that it is ready, then ignores SIGTERM.
@@ -128,3 +128,29 @@ def test_atomic_write_leaves_no_part(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="directory"):
         proc.write_atomic(tmp_path, b"x")
     assert [p.name for p in tmp_path.iterdir()] == ["f"]
+
+
+def test_sweep_ends_tasks_their_children_and_nothing_else(tmp_path: Path, log: Path) -> None:
+    node, other = tmp_path / "n1", tmp_path / "n10"
+    ready = tmp_path / "ready"
+    # A task with a child in a session of its own and without the mark in its environment.
+    task = [
+        "/bin/sh",
+        "-c",
+        f"env -i setsid sleep 60 & echo $! >{ready}.part; mv {ready}.part {ready}; wait",
+    ]
+    marked = proc.spawn_detached(task, log, {"CLUSTERCTL_STEP": f"1.0.1@{node}"})
+    agent = proc.spawn_detached([*SLEEP, "nodeagent", str(node)], log, {})
+    foreign = proc.spawn_detached(SLEEP, log, {"CLUSTERCTL_STEP": f"1.0.1@{other}"})
+    try:
+        for _ in range(1000):
+            if ready.exists():
+                break
+            threading.Event().wait(0.01)
+        child = proc.identify(int(ready.read_text()))
+        assert child is not None
+        assert sweep.sweep([node]) == 3
+        assert [p.alive() for p in (marked, agent, child, foreign)] == [False, False, False, True]
+        assert sweep.sweep([node]) == 0
+    finally:
+        assert sweep.sweep([node, other]) == 1

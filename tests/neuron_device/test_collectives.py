@@ -47,3 +47,9 @@ def test_import_starts_no_mpi() -> None:
         "assert not [m for m in sys.modules if m.split('.')[0] in ('mpi4py', 'jax', 'jaxlib')]"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=mpi.ROOT, timeout=20)
+
+
+def test_time_in_which_a_rank_was_stopped_does_not_count() -> None:
+    done = mpi.run(2, [str(HERE / "stopped_rank.py")])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("ok 2.0") == 2

@@ -21,7 +21,7 @@ def test_core_lists(text: str, cores: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "0-", "-1", "3-1", "0,,1", "0-3,2", "0 1", "١", "1.5", "0-9999999"]
+    "text", ["", "x", "0-", "-1", "3-1", "0,,1", "0-3,2", "0 1", "\u0661", "1.5", "0-9999999"]
 )
 def test_malformed_core_lists_are_refused(text: str) -> None:
     with pytest.raises(NrtError, match="NEURON_RT_VISIBLE_CORES") as caught:

@@ -203,7 +203,7 @@ def test_model_that_needs_more_memory_than_there_is(node: devicedir.DeviceDir) -
     nrt.nrt_init()
     neff = accumulate(1, scratch=17 << 30)
     runtime = nrt.current()
-    with refused(S.NRT_RESOURCE, "model_shared_scratchpad of accumulate"):
+    with refused(S.NRT_RESOURCE, "accumulate does not fit on nc0: .*scratch 18253611008"):
         runtime.load(neff, -1, 0, 1, collective=False)
     assert nrt.nrt_get_vnc_memory_stats(0)["bytes_used"] == 0
     assert runtime.models == []
