@@ -78,6 +78,8 @@ def supervise(body: bytes, config: NodeConfig, generation: str) -> None:
         if not journal.claim(order.key, files, generation=generation, owner=owner):
             return
     except OSError as error:
+        if journal.generation() != generation:
+            return  # a new agent has cleared the spool: it is not ours to start any more
         text = os.strerror(error.errno or 0)
         link.connect(time.monotonic())
         link.queue(supervisor.message("Hello", pid=own.pid))

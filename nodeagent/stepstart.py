@@ -166,9 +166,9 @@ def start_tasks(supervisor: Supervisor) -> None:
     order = supervisor.order
     shared = common(order, supervisor.config)
     limits = take_limits(shared)
-    wanted = unpack(order.work_dir) or b"/"
     os.umask(_umask(shared.get("SLURM_UMASK", "")))
     try:
+        wanted = unpack(order.work_dir) or b"/"
         who = identity(order)
         with acting_as(who):
             work_dir, trouble = _enter(wanted)
@@ -179,6 +179,9 @@ def start_tasks(supervisor: Supervisor) -> None:
         return
     except OSError as error:
         supervisor.launch_failed(str(error), os.strerror(error.errno) if error.errno else "")
+        return
+    except ValueError as error:  # a NUL in a name, or text that was not packed
+        supervisor.launch_failed(f"the launch is not understood: {error}", "Invalid argument")
         return
     supervisor.files = files
     supervisor.stdin.streams = files.stdin

@@ -53,7 +53,7 @@ def on_launch(state: AgentState, launch: Launch, effects: list[AnyEffect]) -> No
     if known is not None:
         if known.over:
             send_outcome(state, known, effects)
-        elif known.phase == "running":
+        elif known.pids:
             send(state, started(known), effects)
         return
     if fenced(state, key):

@@ -292,3 +292,18 @@ def test_pids_are_real(node: Node, link: Controller) -> None:
     link.send(aw.EndStep(job_id=40, step_id="0", attempt=1))
     ended = link.until(aw.StepEnded)
     assert [one.signal for one in ended.exits] == [9, 9]
+
+
+def test_fifo_without_a_reader_fails_at_once(node: Node, link: Controller) -> None:
+    os.mkfifo(node.work / "fifo")
+    link.send(node.launch(41, script="#!/bin/sh\n", std_out="fifo"))
+    assert link.until(aw.LaunchFailed).errno_text == "No such device or address"
+
+
+def test_name_with_a_nul(node: Node, link: Controller) -> None:
+    link.send(node.launch(42, script="#!/bin/sh\n", std_out="a\0b"))
+    assert "not understood" in link.until(aw.LaunchFailed).reason
+    link.send(node.launch(43, "echo", b"a\0b"))
+    attach(link, 43)
+    texts = collect(link, 43, 2)
+    assert texts["0:2"] == b"slurmstepd-n1: error: execve(): embedded null byte\n"
