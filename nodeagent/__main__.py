@@ -12,7 +12,9 @@ import secrets
 import sys
 import time
 
+from nodeagent import procs
 from nodeagent.forkserver import load_config
+from nodeagent.journal import write_atomic
 
 log = logging.getLogger("nodeagent")
 
@@ -32,14 +34,16 @@ class JsonLines(logging.Formatter):
 
 
 def lock(node_dir: str) -> int:
-    """Hold NODE_DIR/agent.pid with our pid in it.
+    """Hold NODE_DIR/agent.lock and say in agent.pid who does (JSON: ``pid``, ``start`` in ticks).
 
     Raises ``BlockingIOError`` when another agent has it.
     """
-    fd = os.open(os.path.join(node_dir, "agent.pid"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(os.path.join(node_dir, "agent.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.ftruncate(fd, 0)
-    os.write(fd, f"{os.getpid()}\n".encode())
+    own = procs.stat(os.getpid())
+    assert own is not None
+    record = json.dumps({"pid": own.pid, "start": own.start}) + "\n"
+    write_atomic(os.path.join(node_dir, "agent.pid"), record.encode(), durable=False)
     return fd
 
 

@@ -29,9 +29,8 @@ class Devices:
         from neuron_runtime import devicedir
 
         seed = zlib.crc32(f"{config.cluster}/{config.node}".encode())
-        directory = devicedir.create(self.path, config.instance_type, config.node, seed)
-        devices = directory.machine().devices
-        return [len(device.cores) if device.present else 0 for device in devices]
+        devicedir.create(self.path, config.instance_type, config.node, seed)
+        return list(devicedir.read_counts(self.path))
 
     def sweep(self) -> None:
         """Free what killed processes still hold in the device directory's books."""
