@@ -11,10 +11,10 @@ import os
 import secrets
 import sys
 import time
-import zlib
 
+from nodeagent import procs
 from nodeagent.forkserver import load_config
-from nodeagent.taskenv import NodeConfig
+from nodeagent.journal import write_atomic
 
 log = logging.getLogger("nodeagent")
 
@@ -34,27 +34,17 @@ class JsonLines(logging.Formatter):
 
 
 def lock(node_dir: str) -> int:
-    """Hold NODE_DIR/agent.pid with our pid in it.
+    """Hold NODE_DIR/agent.lock and say in agent.pid who does (JSON: ``pid``, ``start`` in ticks).
 
     Raises ``BlockingIOError`` when another agent has it.
     """
-    fd = os.open(os.path.join(node_dir, "agent.pid"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(os.path.join(node_dir, "agent.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.ftruncate(fd, 0)
-    os.write(fd, f"{os.getpid()}\n".encode())
+    own = procs.stat(os.getpid())
+    assert own is not None
+    record = json.dumps({"pid": own.pid, "start": own.start}) + "\n"
+    write_atomic(os.path.join(node_dir, "agent.pid"), record.encode(), durable=False)
     return fd
-
-
-def make_devices(config: NodeConfig) -> list[int]:
-    """Create the node's device directory where it is missing; cores of each device."""
-    if not config.instance_type:
-        return []
-    from neuron_runtime import devicedir
-
-    path = os.path.join(config.dir, "devices")
-    seed = zlib.crc32(f"{config.cluster}/{config.node}".encode())
-    devicedir.create(path, config.instance_type, config.node, seed)
-    return list(devicedir.read_counts(path))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -78,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     from nodeagent.service import Agent
 
     async def serve() -> None:
-        await Agent(config, secrets.token_hex(8), make_devices(config)).run()
+        await Agent(config, secrets.token_hex(8)).run()
 
     try:
         asyncio.run(serve())

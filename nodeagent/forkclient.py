@@ -52,6 +52,7 @@ class ForkClient(FramePeer):
             self.process = subprocess.Popen(
                 [
                     sys.executable,
+                    "-P",
                     "-m",
                     "nodeagent.forkserver",
                     self.node_dir,

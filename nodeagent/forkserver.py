@@ -1,9 +1,8 @@
 """Warm process of the agent that forks one supervisor per step.
 
 Run as ``python -m nodeagent.forkserver NODE_DIR GENERATION FD``.  FD is a socket to the agent:
-frames with a ``Launch`` come down; ``Ready``, ``ForkFailed`` and ``Exited`` (a supervisor that ended
-badly) go up.  When the agent closes it
-(or dies) the fork server ends; supervisors go on.
+frames with a ``Launch`` come down; ``Ready``, ``ForkFailed`` and ``Exited`` (a supervisor that
+ended badly) go up.  When the agent closes it (or dies) the fork server ends; supervisors go on.
 
 It is the subreaper of its supervisors: when one is killed, what it ran falls to the fork
 server, which ends it - the only way to find a process that has changed session and
@@ -79,6 +78,8 @@ def supervise(body: bytes, config: NodeConfig, generation: str) -> None:
         if not journal.claim(order.key, files, generation=generation, owner=owner):
             return
     except OSError as error:
+        if journal.generation() != generation:
+            return  # a new agent has cleared the spool: it is not ours to start any more
         text = os.strerror(error.errno or 0)
         link.connect(time.monotonic())
         link.queue(supervisor.message("Hello", pid=own.pid))

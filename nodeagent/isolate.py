@@ -70,27 +70,49 @@ def write_hosts(node_dir: str, hosts: dict[str, str]) -> None:
 
 
 def _write(path: str, text: str) -> None:
-    with open(path, "w", encoding="ascii") as file:
-        file.write(text)
+    with open(path, "wb", buffering=0) as file:
+        file.write(text.encode())
+
+
+def _enter(config: NodeConfig) -> None:
+    uid, gid = os.geteuid(), os.getegid()
+    if uid == 0:
+        _check(_libc.unshare(CLONE_NEWNS | CLONE_NEWUTS), "unshare")
+    else:
+        _check(_libc.unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWUTS), "unshare")
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"{uid} {uid} 1")
+        _write("/proc/self/gid_map", f"{gid} {gid} 1")
+    _mount(b"none", b"/", MS_REC | MS_PRIVATE)
+    socket.sethostname(config.node)
+    own = os.path.join(config.dir, HOSTS_FILE)
+    if not os.path.exists(own):
+        write_hosts(config.dir, config.hosts)
+    _mount(os.fsencode(own), b"/etc/hosts", MS_BIND)
 
 
 def enter(config: NodeConfig) -> str:
-    """Enter the namespaces.  Returns "" or why the node does not look like a host."""
-    uid, gid = os.geteuid(), os.getegid()
-    try:
-        if uid == 0:
-            _check(_libc.unshare(CLONE_NEWNS | CLONE_NEWUTS), "unshare")
-        else:
-            _check(_libc.unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWUTS), "unshare")
-            _write("/proc/self/setgroups", "deny")
-            _write("/proc/self/uid_map", f"{uid} {uid} 1")
-            _write("/proc/self/gid_map", f"{gid} {gid} 1")
-        _mount(b"none", b"/", MS_REC | MS_PRIVATE)
-        socket.sethostname(config.node)
-        own = os.path.join(config.dir, HOSTS_FILE)
-        if not os.path.exists(own):
-            write_hosts(config.dir, config.hosts)
-        _mount(os.fsencode(own), b"/etc/hosts", MS_BIND)
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
+    """Enter the namespaces.  Returns "" or why the node does not look like a host.
+
+    A child tries first: a process that got only half of the way could not go on as it was.
+    """
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        text = ""
+        try:
+            _enter(config)
+        except OSError as error:
+            text = error.strerror or str(error)
+        except Exception as error:
+            text = repr(error)
+        finally:
+            os.write(writer, text.encode())
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as file:
+        reason = file.read().decode()
+    os.waitpid(pid, 0)
+    if not reason:
+        _enter(config)
+    return reason

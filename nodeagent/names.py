@@ -1,8 +1,9 @@
 """File name patterns of ``--output``, ``--error`` and ``--input`` (sbatch(1), srun(1)).
 
-``%%`` percent, ``%j`` job, ``%J`` job.step, ``%A`` ``%a`` array job and task, ``%s`` step, ``%N`` node, ``%n``
-node's index, ``%t`` rank, ``%u`` user, ``%x`` job name; a width between percent and letter pads
-numbers with zeros.  Unknown letters stay as they are; a backslash anywhere turns patterns off.
+``%%`` percent, ``%j`` job, ``%J`` job.step, ``%A`` ``%a`` array job and task, ``%s`` step,
+``%N`` node, ``%n`` node's index, ``%t`` rank, ``%u`` user, ``%x`` job name; a width between
+percent and letter pads numbers with zeros.  Unknown letters stay as they are; a
+backslash anywhere turns patterns off.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ _SHM = "/dev/shm"
 _SEGMENT = "mpich_shm_"
 
 
-def _in_use(pid: int) -> set[str]:
+def segments_in_use(pid: int) -> set[str]:
     """MPICH segments that the process has mapped or open."""
     found = set()
     with contextlib.suppress(OSError):
@@ -201,7 +201,7 @@ def sweep_mpi_segments(uid: int, since_s: float) -> None:
         return
     for name in os.listdir("/proc"):
         if name.isdigit():
-            left -= _in_use(int(name))
+            left -= segments_in_use(int(name))
     for path in sorted(left):
         with contextlib.suppress(OSError):
             os.unlink(path)

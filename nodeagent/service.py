@@ -16,6 +16,7 @@ import msgspec
 
 from nodeagent import isolate, procs
 from nodeagent.core import AgentState, effects, events, handle
+from nodeagent.devices import Devices
 from nodeagent.forkclient import ForkClient
 from nodeagent.forkserver import SUPERVISOR_SOCKET
 from nodeagent.journal import Journal
@@ -59,6 +60,18 @@ _supervisor_decoder = msgspec.json.Decoder(FromSupervisor)
 _controller_decoder = msgspec.json.Decoder(ToAgent)
 _outcome_decoder = msgspec.json.Decoder(StepEnded | LaunchFailed)
 _encoder = msgspec.json.Encoder()
+
+
+def _abnormal(event: events.AnyEvent) -> bool:
+    """Whether processes of a step were killed, which cannot have given back their devices."""
+    match event:
+        case events.Swept():
+            return True
+        case events.SupervisorSaid(_, StepEnded(exits=exits)):
+            return any(one.signal for one in exits)
+        case events.SupervisorDied(_, StepEnded(exits=exits)):
+            return any(one.signal for one in exits)
+    return False
 
 
 class SupervisorPeer(FramePeer):
@@ -153,13 +166,14 @@ class OuterPeer(FramePeer):
 class Agent:
     """Carries out the effects of the core; one per node directory."""
 
-    def __init__(self, config: NodeConfig, generation: str, device_cores: list[int]) -> None:
+    def __init__(self, config: NodeConfig, generation: str) -> None:
         self.config = config
         self.generation = generation
         self.journal = Journal(config.dir)
         self.machine = Machine()
+        self.devices = Devices(config)
         self.state = AgentState(
-            cluster=config.cluster, identity=self._identity(generation, device_cores)
+            cluster=config.cluster, identity=self._identity(generation, self.devices.prepare())
         )
         self.links: dict[int, OuterPeer] = {}
         self.commands: dict[int, OuterPeer] = {}
@@ -205,9 +219,7 @@ class Agent:
             os.path.join(path, SUPERVISOR_SOCKET), lambda: SupervisorPeer(self), mode=0o600
         )
         await self.forks.start()
-        outer = await listen(
-            os.path.join(path, AGENT_SOCKET), lambda: OuterPeer(self), mode=0o600
-        )
+        outer = await listen(os.path.join(path, AGENT_SOCKET), lambda: OuterPeer(self), mode=0o600)
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self.stopped.set)
@@ -273,6 +285,8 @@ class Agent:
 
     def post(self, event: events.AnyEvent) -> None:
         """Feed the core; effects are carried out in order, one event after the other."""
+        if _abnormal(event):
+            self.devices.sweep()
         self._inbox.append(event)
         if self._busy:
             return

@@ -31,6 +31,7 @@ from nodeagent.stepstart import Wireup, start_tasks
 from nodeagent.taskenv import NodeConfig
 
 SAMPLE_S = 0.5  # memory is looked at this often when it is limited
+ABORT_WAIT_S = 0.1  # the longest that other ranks outlive the one that called MPI_Abort
 SWEEP_FIRST_S = 0.01
 SWEEP_MAX_S = 1.0
 #: Seconds without progress after which output that srun never took is given up.
@@ -58,6 +59,15 @@ class Supervisor:
         self.attached = False
         self.timers: dict[str, tuple[float, Callable[[], None]]] = {}
         self.said: set[str] = set()
+        self.handlers: dict[str, Callable[[dict[str, Any]], None]] = {
+            "Signal": self._on_signal,
+            "EndStep": self._on_end_step,
+            "EndJob": self._on_end_job,
+            "Forget": self._on_forget,
+            "Input": self._on_input,
+            "OutputAck": self._on_output_ack,
+            "PmiBarrierOut": self._on_barrier_out,
+        }
         self._sweep_s = SWEEP_FIRST_S
         self._watched_link: socket.socket | None = None
         self._link_writing = False
@@ -118,11 +128,11 @@ class Supervisor:
             self._link_lost(time.monotonic())
             return
         for message in messages:
-            handler = getattr(self, f"_on_{message.get('type', '')}", None)
+            handler = self.handlers.get(message.get("type", ""))
             if handler is not None:
                 handler(message)
 
-    def _on_Signal(self, message: dict[str, Any]) -> None:
+    def _on_signal(self, message: dict[str, Any]) -> None:
         self._notice(message)
         signum = int(message["signum"])
         if message.get("batch_shell"):
@@ -136,27 +146,27 @@ class Supervisor:
             self.said.add(text)
             self.files.say(text)
 
-    def _on_EndStep(self, message: dict[str, Any]) -> None:
+    def _on_end_step(self, message: dict[str, Any]) -> None:
         if self.outcome is None:
             self._notice(message)
             self.kill()
 
-    def _on_EndJob(self, message: dict[str, Any]) -> None:
-        self._on_EndStep(message)
+    def _on_end_job(self, message: dict[str, Any]) -> None:
+        self._on_end_step(message)
         self._give_up_after(LINGER_JOB_ENDED_S)
 
-    def _on_Forget(self, message: dict[str, Any]) -> None:
+    def _on_forget(self, message: dict[str, Any]) -> None:
         self._give_up_after(LINGER_FORGOTTEN_S)
 
     def _give_up_after(self, wait_s: float) -> None:
         self.give_up_after_s = min(wait_s, self.give_up_after_s or wait_s)
         self.progress_at = time.monotonic()
 
-    def _on_Input(self, message: dict[str, Any]) -> None:
+    def _on_input(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(ValueError):
             self.stdin.take(message)
 
-    def _on_OutputAck(self, message: dict[str, Any]) -> None:
+    def _on_output_ack(self, message: dict[str, Any]) -> None:
         if self.files is None:
             return
         self.progress_at = time.monotonic()
@@ -171,7 +181,7 @@ class Supervisor:
             else:
                 stream.acknowledge(offset)
 
-    def _on_PmiBarrierOut(self, message: dict[str, Any]) -> None:
+    def _on_barrier_out(self, message: dict[str, Any]) -> None:
         if self.wireup is not None:
             self.wireup.barrier_out(int(message["seq"]), message.get("kvs", {}))
 
@@ -287,7 +297,7 @@ class Supervisor:
         ended = self.tasks.reap()
         if ended:
             errors = self.launch_errors()
-            exits = [self._task_ended(rank, status, errors) for rank, status in self._order(ended)]
+            exits = [self._task_ended(rank, status, errors) for rank, status in ended]
             self.link.queue(self.message("TasksExited", exits=exits))
             if any(one.get("in_mpi") for one in exits):
                 self.kill()
@@ -298,19 +308,20 @@ class Supervisor:
         elif "sweep" not in self.timers:
             self.kill()
 
-    def _order(self, ended: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Of tasks that ended at the same time, the one that aborted MPI is the first."""
-        wireup = self.wireup
-        if wireup is None:
-            return ended
-        return sorted(ended, key=lambda one: wireup.abort_code(one[0]) is None)
+    def rank_aborted(self, rank: int) -> None:
+        """A rank called MPI_Abort, which returns in it: left alone it would end without error.
+
+        It goes first, so that the first failure is told right; the others follow its end.
+        """
+        self.tasks.kill_task(rank)
+        self.timer("abort", ABORT_WAIT_S, self.kill)
 
     def _task_ended(self, rank: int, status: int, errors: dict[int, str]) -> dict[str, Any]:
         in_mpi = False
         if self.wireup is not None:
             in_mpi = self.wireup.rank_ended(rank)
             code = self.wireup.abort_code(rank)
-            if code is not None and os.WIFSIGNALED(status) and self.tasks.killed:
+            if code is not None and os.WIFSIGNALED(status):
                 status = (code & 0xFF) << 8  # we ended it: the code it asked for counts
                 in_mpi = True
         return self.tasks.ended(rank, status, in_mpi=in_mpi, launch_error=errors.get(rank, ""))

@@ -71,7 +71,8 @@ class StepFiles:
         path = os.path.join(self.work_dir, expand(pattern, self.order, self.node, rank))
         if path in self._shared:
             return self._shared[path]
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        # Not blocking: a FIFO that nobody reads must not hold up the supervisor.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
         first = self.order.node_index == 0 or differs_by_node(pattern)
         if self.order.open_mode != "append" and first:
             flags |= os.O_TRUNC
@@ -79,6 +80,7 @@ class StepFiles:
             fd = os.open(path, flags, 0o666)
         except OSError as error:
             raise CannotOpen(path, error) from None
+        os.set_blocking(fd, True)
         self._shared[path] = fd
         return fd
 
@@ -90,9 +92,11 @@ class StepFiles:
         if pattern and not pattern.isdigit():
             path = os.path.join(self.work_dir, expand(pattern, self.order, self.node, rank))
             try:
-                return os.open(path, os.O_RDONLY | os.O_CLOEXEC), True
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             except OSError as error:
                 raise CannotOpen(path, error) from None
+            os.set_blocking(fd, True)
+            return fd, True
         if pattern and int(pattern) != rank:
             return self._null, False
         reader, writer = os.pipe()

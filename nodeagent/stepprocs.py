@@ -35,7 +35,7 @@ class StepProcesses:
 
     def reap(self) -> list[tuple[int, int]]:
         """Collect the dead: (rank, wait status) of tasks.  Sets ``childless``."""
-        ended = []
+        ended: list[tuple[int, int]] = []
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -79,6 +79,12 @@ class StepProcesses:
     def signal_tasks(self, signum: int) -> None:
         for pid in self.pids:
             procs.send(pid, signum)
+
+    def kill_task(self, rank: int) -> None:
+        """SIGKILL one task."""
+        for pid, its_rank in self.pids.items():
+            if its_rank == rank:
+                procs.send(pid, signal.SIGKILL)
 
     def kill(self) -> None:
         """SIGKILL all there are now; more may be forked meanwhile: call until ``childless``."""

@@ -39,8 +39,7 @@ class Wireup:
             mapping=process_mapping(order.nodes, order.node_tasks, order.node_hosts),
             one_node=len([ranks for ranks in order.node_tasks if ranks]) <= 1,
             exchange=self._exchange,
-            # At once: MPI_Abort returns in the rank, which would go on and end without an error.
-            on_abort=lambda rank, code: supervisor.kill(),
+            on_abort=lambda rank, code: supervisor.rank_aborted(rank),
         )
         self._missing = False  # a rank ended without ever entering MPI
 
@@ -167,9 +166,9 @@ def start_tasks(supervisor: Supervisor) -> None:
     order = supervisor.order
     shared = common(order, supervisor.config)
     limits = take_limits(shared)
-    wanted = unpack(order.work_dir) or b"/"
     os.umask(_umask(shared.get("SLURM_UMASK", "")))
     try:
+        wanted = unpack(order.work_dir) or b"/"
         who = identity(order)
         with acting_as(who):
             work_dir, trouble = _enter(wanted)
@@ -180,6 +179,9 @@ def start_tasks(supervisor: Supervisor) -> None:
         return
     except OSError as error:
         supervisor.launch_failed(str(error), os.strerror(error.errno) if error.errno else "")
+        return
+    except ValueError as error:  # a NUL in a name, or text that was not packed
+        supervisor.launch_failed(f"the launch is not understood: {error}", "Invalid argument")
         return
     supervisor.files = files
     supervisor.stdin.streams = files.stdin
@@ -194,7 +196,7 @@ def start_tasks(supervisor: Supervisor) -> None:
     errors, errors_in = os.pipe()
     os.set_blocking(errors, False)
     supervisor.launch_errors = lambda: launch_errors(errors)
-    for local, rank in enumerate(order.tasks):
+    for local in range(len(order.tasks)):
         spec = _spec(supervisor, local, of_task(shared, order, local), work_dir, opened[local])
         spec.limits = limits
         spec.user = who

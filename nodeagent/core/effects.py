@@ -88,14 +88,5 @@ class StopAgent(msgspec.Struct, frozen=True):
 
 
 AnyEffect = (
-    Send
-    | CloseLink
-    | UseHosts
-    | Spawn
-    | TellStep
-    | Sweep
-    | Record
-    | Drop
-    | TellCommand
-    | StopAgent
+    Send | CloseLink | UseHosts | Spawn | TellStep | Sweep | Record | Drop | TellCommand | StopAgent
 )

@@ -118,7 +118,7 @@ def _on_link_opened(state: AgentState, event: LinkOpened, effects: list[AnyEffec
         if step.over:
             send_outcome(state, step, effects)
             continue
-        if step.phase == "running":
+        if step.pids:
             send(state, started(step), effects)
         if step.barrier is not None:
             send(state, step.barrier, effects)

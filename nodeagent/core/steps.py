@@ -53,7 +53,7 @@ def on_launch(state: AgentState, launch: Launch, effects: list[AnyEffect]) -> No
     if known is not None:
         if known.over:
             send_outcome(state, known, effects)
-        elif known.phase == "running":
+        elif known.pids:
             send(state, started(known), effects)
         return
     if fenced(state, key):
@@ -146,7 +146,11 @@ def on_forget(state: AgentState, message: Forget, effects: list[AnyEffect]) -> N
         if step is not None and step.over:
             del state.steps[key]
             effects.append(Drop(key))
-            effects.append(TellStep(key, Forget(steps=[tuple(key)])))
+            effects.append(TellStep(key, _forget(key)))
+
+
+def _forget(key: Key) -> Forget:
+    return Forget(steps=[(key.job_id, key.step_id, key.attempt)])
 
 
 def on_stop(state: AgentState, effects: list[AnyEffect], *, kill: bool) -> None:
@@ -181,7 +185,7 @@ def on_supervisor_came(state: AgentState, event: SupervisorCame, effects: list[A
     step = state.steps.get(key)
     if step is None:
         if not event.kept:  # forgotten: it only holds output that nobody may want any more
-            effects.append(TellStep(key, Forget(steps=[tuple(key)])))
+            effects.append(TellStep(key, _forget(key)))
             return
         over = fenced(state, key)
         step = StepState(key=key, tasks=event.tasks, phase="running", connected=True)

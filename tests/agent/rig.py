@@ -202,9 +202,7 @@ class Node:
 def attach(link: Controller, job: int, step: str = "0", **offsets: int) -> None:
     """srun attaches; offsets like ``t0_1=5`` for task 0, stdout."""
     marks = {name[1:].replace("_", ":"): value for name, value in offsets.items()}
-    link.send(
-        aw.OutputAck(job_id=job, step_id=step, attempt=1, offsets=marks, attach=True)
-    )
+    link.send(aw.OutputAck(job_id=job, step_id=step, attempt=1, offsets=marks, attach=True))
 
 
 def collect(link: Controller, job: int, streams: int, step: str = "0") -> dict[str, bytes]:
@@ -220,9 +218,7 @@ def collect(link: Controller, job: int, streams: int, step: str = "0") -> dict[s
         if message.eof:
             ended.add(name)
         link.send(
-            aw.OutputAck(
-                job_id=job, step_id=step, attempt=1, offsets={name: len(texts[name])}
-            )
+            aw.OutputAck(job_id=job, step_id=step, attempt=1, offsets={name: len(texts[name])})
         )
     return texts
 

@@ -14,7 +14,9 @@ HEAD = "#!/bin/sh\n"
 
 
 def test_batch_script_runs_and_reports(node: Node, link: Controller) -> None:
-    link.send(node.launch(7, "a", "b c", script=HEAD + 'basename "$0"; pwd; echo "$#:$2"; exit 3\n'))
+    link.send(
+        node.launch(7, "a", "b c", script=HEAD + 'basename "$0"; pwd; echo "$#:$2"; exit 3\n')
+    )
     started = link.until(aw.StepStarted)
     assert started.pids["0"] > 0
     ended = link.until(aw.StepEnded)

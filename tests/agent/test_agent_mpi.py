@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent import procs
 from scheduler.api import agentwire as aw
 from scheduler.api.records import TaskLayout
-from tests.agent.rig import Controller, Node, attach, collect, running
+from tests.agent.rig import Controller, Node, attach, running
 
 pytest.importorskip("mpi4py")
 
@@ -28,7 +29,11 @@ print(f"{comm.rank}/{comm.size} {total}", flush=True)
 
 
 def segments() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if name.startswith("mpich_shm")}
+    """MPICH segments of this machine that no process uses."""
+    found = {f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if name.startswith("mpich_shm")}
+    for one in procs.all_stats():
+        found -= procs.segments_in_use(one.pid)
+    return found
 
 
 class Fabric(threading.Thread):
@@ -137,10 +142,10 @@ def test_four_ranks_on_two_nodes(pair: list[Node], hosts: dict[str, str]) -> Non
     assert fabric.barriers >= 1
     for link in links.values():
         ended = next(iter(link.all(aw.StepEnded)), None) or link.until(aw.StepEnded)
-        assert [(one.code, one.signal, one.in_mpi) for one in ended.exits] == [
-            (0, 0, False)
-        ] * len(ended.exits)
-    assert segments() == before
+        assert [(one.code, one.signal, one.in_mpi) for one in ended.exits] == [(0, 0, False)] * len(
+            ended.exits
+        )
+    assert segments() <= before
 
 
 def test_cyclic_ranks(pair: list[Node]) -> None:
@@ -169,7 +174,7 @@ def test_death_of_a_rank_ends_the_step(node: Node, link: Controller) -> None:
     order = sorted(ended.exits, key=lambda one: one.at_s)
     assert order[0].task == 1
     assert all(one.signal == signal.SIGKILL for one in order)
-    assert segments() == before
+    assert segments() <= before
 
 
 def test_abort_keeps_the_code(node: Node, link: Controller) -> None:

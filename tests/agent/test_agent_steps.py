@@ -28,7 +28,8 @@ def run(link: Controller, launch: aw.Launch, streams: int) -> tuple[aw.StepEnded
 
 
 def test_tasks_get_their_own_numbers(node: Node, link: Controller) -> None:
-    words = "$SLURM_PROCID $SLURM_LOCALID $SLURM_NODEID $SLURM_GTIDS $SLURM_CPUS_ON_NODE $SLURMD_NODENAME"
+    names = "PROCID LOCALID NODEID GTIDS CPUS_ON_NODE"
+    words = " ".join(f"$SLURM_{name}" for name in names.split()) + " $SLURMD_NODENAME"
     script = f"echo {words} $NEURON_RT_VISIBLE_CORES $FROM_VARS; test $SLURM_TASK_PID = $$"
     launch = node.launch(
         20,
@@ -247,9 +248,7 @@ def test_output_goes_on_after_cuts_at_every_few_bytes(node: Node) -> None:
         whole = got[: message.offset] + message.data.encode()
         assert whole == text[: len(whole)]
         got = text[: len(got) + 7]
-        link.send(
-            aw.OutputAck(job_id=38, step_id="0", attempt=1, offsets={"0:1": len(got)})
-        )
+        link.send(aw.OutputAck(job_id=38, step_id="0", attempt=1, offsets={"0:1": len(got)}))
         link.close()
         rounds += 1
     assert rounds > 10
@@ -293,3 +292,18 @@ def test_pids_are_real(node: Node, link: Controller) -> None:
     link.send(aw.EndStep(job_id=40, step_id="0", attempt=1))
     ended = link.until(aw.StepEnded)
     assert [one.signal for one in ended.exits] == [9, 9]
+
+
+def test_fifo_without_a_reader_fails_at_once(node: Node, link: Controller) -> None:
+    os.mkfifo(node.work / "fifo")
+    link.send(node.launch(41, script="#!/bin/sh\n", std_out="fifo"))
+    assert link.until(aw.LaunchFailed).errno_text == "No such device or address"
+
+
+def test_name_with_a_nul(node: Node, link: Controller) -> None:
+    link.send(node.launch(42, script="#!/bin/sh\n", std_out="a\0b"))
+    assert "not understood" in link.until(aw.LaunchFailed).reason
+    link.send(node.launch(43, "echo", b"a\0b"))
+    attach(link, 43)
+    texts = collect(link, 43, 2)
+    assert texts["0:2"] == b"slurmstepd-n1: error: execve(): embedded null byte\n"

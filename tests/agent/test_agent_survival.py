@@ -161,7 +161,9 @@ def test_daemon_left_by_the_script_is_ended(node: Node, link: Controller) -> Non
 
 
 def test_fork_server_killed_steps_live_on(node: Node, link: Controller) -> None:
-    link.send(node.launch(57, script="#!/bin/sh\nwhile ! test -e go; do sleep 0.02; done; exit 9\n"))
+    link.send(
+        node.launch(57, script="#!/bin/sh\nwhile ! test -e go; do sleep 0.02; done; exit 9\n")
+    )
     link.until(aw.StepStarted)
     server = fork_server(node)
     os.kill(server, signal.SIGKILL)
@@ -218,7 +220,9 @@ def test_end_job_ends_all_its_steps(node: Node, link: Controller) -> None:
 
 
 def test_memory_limit(node: Node, link: Controller) -> None:
-    script = f"#!/bin/sh\n{sys.executable} -c 'import time; x = bytearray(200 << 20); time.sleep(60)'\n"
+    script = (
+        f"#!/bin/sh\n{sys.executable} -c 'import time; x = bytearray(200 << 20); time.sleep(60)'\n"
+    )
     link.send(node.launch(63, script=script, mem_mib=100, std_out="out"))
     ended = link.until(aw.StepEnded)
     assert ended.exits[0].oom
