@@ -47,7 +47,9 @@ def percent(command: str, text: str, fields: Mapping[str, Field], kind: str) -> 
     An unknown letter prints as it stands, with an error line, and does not fail the command.
     """
     if text == "%all":
-        return [Column(k, f, 0, False, "|") for k, f in fields.items()]
+        columns = [Column(k, f, 0, False, "|") for k, f in fields.items()]
+        columns[-1].suffix = ""
+        return columns
     head, *parts = text.split("%")
     columns = [Column("", None, 0, False, head)] if head else []
     for part in parts:
