@@ -290,6 +290,7 @@ def _run_step(
     )
     step = steprun.StepRun(job["id"], created, sinks, source, caught)
     step.wait_s = _seconds(options, "wait", 0)
+    step.kill_on_bad_exit = bool(spec.get("kill_on_bad_exit"))
     step.quit_on_interrupt = "quit-on-interrupt" in options.extra
     if not spec["pty"]:
         return step.run()

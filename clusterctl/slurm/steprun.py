@@ -55,6 +55,7 @@ class StepRun:
         self.source = source
         self.caught = caught
         self.wait_s = 0
+        self.kill_on_bad_exit = False  # --kill-on-bad-exit was asked for
         self.quit_on_interrupt = False
         self.raw = False  # a pty: Ctrl-C is a byte of input
         self.offsets: dict[str, int] = {}
@@ -268,6 +269,12 @@ class StepRun:
                 what = f"Exited with exit code {code}"
             noun = "task" if len(tasks) == 1 else "tasks"
             say("srun", f"error: {node}: {noun} {task_ranges(tasks)}: {what}")
+        bad = any(e.get("code") or e.get("signal") for e in ends)
+        if self.kill_on_bad_exit and bad and not self.told_abort and not self.aborted:
+            self.told_abort = True
+            if len(self.ended) < len(self.tasks):
+                say("srun", f"launch/slurm: _step_signal: Terminating {self.name}")
+                self._tell_cancelled("CANCELLED")
         fatal = any(e.get("signal") in (_KILL, _TERM) for e in ends)
         if fatal and not self.aborted and not self.forced:
             self.forced = True
