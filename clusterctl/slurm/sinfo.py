@@ -258,7 +258,6 @@ def run(argv: list[str]) -> int:
         if options.has("long"):
             lines.append(time.strftime("%a %b %d %H:%M:%S %Y"))
         lines.append(tableformat.header(columns))
-    if any(c.field for c in columns):
-        lines += [tableformat.line(columns, group) for group in groups]
+    lines += [tableformat.line(columns, group) for group in groups]
     out("".join(line + "\n" for line in lines))
     return 0
