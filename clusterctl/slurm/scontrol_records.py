@@ -54,7 +54,7 @@ def _times(j: JobView) -> list[str]:
         f"StartTime={stamp(start_s, 'Unknown')} EndTime={stamp(end_s, 'Unknown')} Deadline=N/A",
         (
             "SuspendTime=None SecsPreSuspend=0 "
-            f"LastSchedEval={stamp(start_s if not j.pending else j.now_s, 'Unknown')} Scheduler=Main"
+            f"LastSchedEval={stamp(j.now_s if j.pending else start_s, 'Unknown')} Scheduler=Main"
         ),
     ]
 
@@ -157,8 +157,8 @@ def job_block(j: JobView, *, details: bool, oneliner: bool) -> str:
     lines = [
         _first_line(j),
         (
-            f"UserId={j.get('user')}({j.get('uid', 0)}) GroupId={j.get('group')}({j.get('gid', 0)}) "
-            "MCS_label=N/A"
+            f"UserId={j.get('user')}({j.get('uid', 0)}) "
+            f"GroupId={j.get('group')}({j.get('gid', 0)}) MCS_label=N/A"
         ),
         (
             f"Priority={j.get('priority', 0)} Nice={j.get('nice', 0)} "
