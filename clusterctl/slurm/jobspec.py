@@ -7,6 +7,7 @@ import os
 from clusterctl.slurm import values
 from clusterctl.slurm.errors import CommandError
 from clusterctl.slurm.getopt import INERT, NO, UNSUPPORTED
+from clusterctl.slurm.options_job import NO_GPUS
 from clusterctl.slurm.output import say, words
 from scheduler.api.text import pack_os
 
@@ -71,6 +72,11 @@ class Options:
             special(self, value or "")
         elif opt.kind == INERT:
             self._note_inert(name)
+        elif opt.kind == NO_GPUS:
+            raise CommandError(
+                f"{self.command}: error: Invalid generic resource (gres) specification",
+                f"{self.command}: --{name} {opt.kind}",
+            )
         elif opt.kind:
             raise CommandError(f"{self.command}: error: --{name} {opt.kind}")
         elif name in _TEXTS:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from clusterctl.slurm.getopt import INERT, NO, OPTIONAL, REQUIRED, UNSUPPORTED, Opt
 
-_NO_GPUS = "asks for gpus, of which this cluster has none; use --gres=neuron:N"
+NO_GPUS = "asks for gpus, of which this cluster has none; use --gres=neuron:N"
 _NO_TOPOLOGY = "asks for sockets, which clusterctl's nodes do not describe"
 
 #: What describes a job, in all three commands.
@@ -76,22 +76,22 @@ COMMON = (
     Opt("container", "", REQUIRED, kind=UNSUPPORTED),
     Opt("contiguous", "", NO, kind=UNSUPPORTED),
     Opt("cores-per-socket", "", REQUIRED, kind=_NO_TOPOLOGY),
-    Opt("cpus-per-gpu", "", REQUIRED, kind=_NO_GPUS),
+    Opt("cpus-per-gpu", "", REQUIRED, kind=NO_GPUS),
     Opt("deadline", "", REQUIRED, kind=UNSUPPORTED),
     Opt("extra-node-info", "B", REQUIRED, kind=_NO_TOPOLOGY),
     Opt("gid", "", REQUIRED, "group", kind=UNSUPPORTED),
-    Opt("gpu-bind", "", REQUIRED, kind=_NO_GPUS),
-    Opt("gpu-freq", "", REQUIRED, kind=_NO_GPUS),
-    Opt("gpus", "G", REQUIRED, kind=_NO_GPUS),
-    Opt("gpus-per-node", "", REQUIRED, kind=_NO_GPUS),
-    Opt("gpus-per-socket", "", REQUIRED, kind=_NO_GPUS),
-    Opt("gpus-per-task", "", REQUIRED, kind=_NO_GPUS),
+    Opt("gpu-bind", "", REQUIRED, kind=NO_GPUS),
+    Opt("gpu-freq", "", REQUIRED, kind=NO_GPUS),
+    Opt("gpus", "G", REQUIRED, kind=NO_GPUS),
+    Opt("gpus-per-node", "", REQUIRED, kind=NO_GPUS),
+    Opt("gpus-per-socket", "", REQUIRED, kind=NO_GPUS),
+    Opt("gpus-per-task", "", REQUIRED, kind=NO_GPUS),
     Opt("licenses", "L", REQUIRED, "names", kind="licenses"),
     Opt("mcs-label", "", REQUIRED, kind=UNSUPPORTED),
-    Opt("mem-per-gpu", "", REQUIRED, kind=_NO_GPUS),
+    Opt("mem-per-gpu", "", REQUIRED, kind=NO_GPUS),
     Opt("mincpus", "", REQUIRED, kind=UNSUPPORTED),
     Opt("no-kill", "k", OPTIONAL, kind=UNSUPPORTED),
-    Opt("ntasks-per-gpu", "", REQUIRED, kind=_NO_GPUS),
+    Opt("ntasks-per-gpu", "", REQUIRED, kind=NO_GPUS),
     Opt("overcommit", "O", NO, kind=UNSUPPORTED),
     Opt("reboot", "", NO, kind=UNSUPPORTED),
     Opt("reservation", "", REQUIRED, "name", kind="reservation"),

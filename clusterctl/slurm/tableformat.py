@@ -41,13 +41,23 @@ class Column:
         return text + self.suffix
 
 
-def percent(command: str, text: str, fields: Mapping[str, Field], kind: str) -> list[Column]:
+def percent(
+    command: str,
+    text: str,
+    fields: Mapping[str, Field],
+    kind: str,
+    tell: Callable[[str], None] | None = None,
+) -> list[Column]:
     """Columns of a ``%[.][width]letter`` format; ``kind`` ("job") is for the error's words.
+
+    ``tell`` prints the error line, if it is not to have the usual lead-in.
 
     An unknown letter prints as it stands, with an error line, and does not fail the command.
     """
     if text == "%all":
-        return [Column(k, f, 0, False, "|") for k, f in fields.items()]
+        columns = [Column(k, f, 0, False, "|") for k, f in fields.items()]
+        columns[-1].suffix = ""
+        return columns
     head, *parts = text.split("%")
     columns = [Column("", None, 0, False, head)] if head else []
     for part in parts:
@@ -61,7 +71,11 @@ def percent(command: str, text: str, fields: Mapping[str, Field], kind: str) -> 
         width = int(part[start:at] or 0)
         field = fields.get(letter)
         if field is None:
-            say(command, f"error: Invalid {kind} format specification: {letter}")
+            complaint = f"Invalid {kind} format specification: {letter}"
+            if tell is not None:
+                tell(complaint)
+            else:
+                say(command, f"error: {complaint}")
             columns.append(Column("", None, 0, False, "%" + part))
         else:
             columns.append(Column(letter, field, width, part[0] == ".", part[at + 1 :]))
