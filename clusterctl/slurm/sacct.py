@@ -181,6 +181,7 @@ def _rows(options: _Options, reply: dict[str, Any]) -> list[Row]:
     ]
     # Arrays come after plain jobs, each task's steps with it.
     jobs.sort(key=lambda j: (bool(j.get("array_job_id")), j.array_id, _task_order(j)))
+    chosen = _chosen_steps(options.values.get("jobs"))
     rows = []
     for job in jobs:
         row = Row(job, None, unit)
@@ -188,11 +189,31 @@ def _rows(options: _Options, reply: dict[str, Any]) -> list[Row]:
             continue
         if qos and job.get("qos", "normal") not in qos:
             continue
-        rows.append(row)
+        only = chosen and not options.has("allocations") and _steps_of(job, chosen)
+        if not only:
+            rows.append(row)
         if not options.has("allocations"):
             steps = sorted(job.get("steps") or [], key=_step_order)
-            rows += [Row(job, step, unit) for step in steps]
+            rows += [Row(job, s, unit) for s in steps if not only or str(s["step_id"]) in only]
     return rows
+
+
+def _chosen_steps(text: str | None) -> dict[str, set[str]]:
+    """``-j 12.0,12.batch,13``: the steps of each job that is named by its steps only."""
+    chosen: dict[str, set[str]] = {}
+    parts = _ids(text or "")
+    for part in parts:
+        job, dot, step = part.partition(".")
+        if dot and job not in parts:
+            chosen.setdefault(job, set()).add(step)
+    return chosen
+
+
+def _steps_of(job: JobView, chosen: dict[str, set[str]]) -> set[str]:
+    names = {str(job.get("id")), str(job.array_id)}
+    if job.get("array_task_id") is not None:
+        names.add(f"{job.array_id}_{job.get('array_task_id')}")
+    return {step for name in names for step in chosen.get(name, ())}
 
 
 def _task_order(job: JobView) -> float:

@@ -108,7 +108,7 @@ class Cluster:
         return int(json.loads((self.home / "controller.json").read_text())["pid"])
 
     def agent_pid(self, node: str) -> int:
-        return int((self.home / "nodes" / node / "agent.pid").read_text().split()[0])
+        return int(json.loads((self.home / "nodes" / node / "agent.pid").read_text())["pid"])
 
     def pids(self, needle: str) -> list[int]:
         """Processes of this home whose environment or command line holds ``needle``."""
