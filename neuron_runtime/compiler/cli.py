@@ -156,6 +156,7 @@ class _Job:
             if found is not None:
                 _log(f"using the cached {found.parent.name}")
                 return self.deliver(found)
+            _log(f"tracing {self.input} for {ranks} rank(s)")
             before = set(sys.modules)
             imported = import_jax_callable(self.input, self.config, ranks)
             path = self.build(imported, deliver=False)

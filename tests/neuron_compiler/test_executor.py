@@ -121,7 +121,7 @@ _MIXED = function(
     %4 = stablehlo.slice %3 [0:3, 0:1] : (tensor<3x3xf32>) -> tensor<3x1xf32>
     %5 = stablehlo.dot_general %0, %arg2, contracting_dims = [1] x [0] : (tensor<3x3xf32>, tensor<3x3xf32>) -> tensor<3x3xf32>
     return %2, %0, %arg0, %5, %3 : tensor<3x3xf32>, tensor<3x3xf32>, tensor<3x3xf32>, tensor<3x3xf32>, tensor<3x3xf32>
-    """,
+    """,  # noqa: E501
     "%arg0: tensor<3x3xf32>, %arg1: tensor<3x3xf32>, %arg2: tensor<3x3xf32>",
     "tensor<3x3xf32>, tensor<3x3xf32>, tensor<3x3xf32>, tensor<3x3xf32>, tensor<3x3xf32>",
 )

@@ -86,7 +86,7 @@ def test_unknown_operators_name_line_and_remedy() -> None:
         "--list-operators",
     )
     refused(one("chlo.top_k(%arg0, k = 2) : tensor<3xf32>"), "EUOC001", "chlo.top_k")
-    call = 'stablehlo.custom_call @my_kernel(%arg0) {backend_config = ""} : (tensor<3xf32>) -> tensor<3xf32>'
+    call = f'stablehlo.custom_call @my_kernel(%arg0) {{backend_config = ""}} : ({F3}) -> {F3}'
     refused(one(call), "EUOC001", "line 3", "'my_kernel'")
     refused(one(call.replace("my_kernel", "Sharding")), "EVRF010", "jax.shard_map")
 
