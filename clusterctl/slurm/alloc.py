@@ -55,11 +55,11 @@ def submit(command: str, options: Options, env: dict[str, str]) -> int:
 
 def release(job_id: int, code: int = 0, signal: int = 0) -> None:
     """Give the allocation back; silent when it is gone already."""
-    import contextlib
-
     message = {"type": "EndAllocation", "job_id": job_id, "code": code, "signal": signal}
-    with contextlib.suppress(ControllerError):
+    try:
         client.call_again(message)
+    except ControllerError:
+        return
 
 
 class _Wait:
@@ -135,7 +135,10 @@ def wait_allocated(command: str, job_id: int, options: Options, signals: Signals
     reply = wait.run(tell_queued, QUEUED_AFTER_S)
     if reply is None and wait.gave_up:
         release(job_id, 1)
-        raise CommandError(*_not_allocated(command, {}, options))
+        lines = _not_allocated(command, {}, options)
+        if command == "salloc":
+            lines.append(f"salloc: Job allocation {job_id} has been revoked.")
+        raise CommandError(*lines)
     if reply is None:
         client.call_again({"type": "Cancel", "ids": [str(job_id)]})
         raise CommandError(f"{command}: Job allocation {job_id} has been revoked.")

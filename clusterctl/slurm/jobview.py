@@ -104,9 +104,14 @@ class JobView:
         """``12``, ``12_3`` or ``12_[3-6%2]``."""
         if self.job.get("array_task_id") is not None:
             return f"{self.array_id}_{self.job['array_task_id']}"
-        if self.is_head:
+        if self.is_head and not self._rest_of_array():
             return f"{self.array_id}_[{self.task_text()}]"
         return str(self.id)
+
+    def _rest_of_array(self) -> bool:
+        """Ended before its tasks started, while other tasks of the array did start."""
+        everything = self.job.get("array_all")
+        return bool(self.ended and everything and everything[0] != len(self.job["array_tasks"]))
 
     # ------------------------------------------------------------------ state
 
@@ -272,6 +277,6 @@ class JobView:
 def expand_tasks(job: dict[str, Any]) -> list[dict[str, Any]]:
     """One record for each task of an array's head; any other record as it is."""
     tasks = job.get("array_tasks")
-    if not tasks:
+    if not tasks or job.get("state") in TERMINAL:
         return [job]
     return [{**job, "array_tasks": [], "array_task_id": task} for task in tasks]

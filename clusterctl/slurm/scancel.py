@@ -148,7 +148,8 @@ def _report(command: _Command, results: list[dict[str, Any]]) -> int:
         if not code:
             continue
         step = "." in text
-        line = f"error: Kill job error on job {'step ' if step else ''}id {text}: {message}"
+        shown = text.partition(".")[0]
+        line = f"error: Kill job error on job {'step ' if step else ''}id {shown}: {message}"
         if code == "denied":
             say("scancel", line)
             status = _DENIED_EXIT
@@ -191,6 +192,10 @@ def run(argv: list[str]) -> int:
         ids = _interactive(command, ids)
         if not ids:
             return 0
+    elif command.verbose and not ids:
+        ids = _matching(command.request)  # only those are to be named
+        if not ids:
+            return 0
     command.request["ids"] = ids
     reply = client.call(command.request)
     return _report(command, reply["results"])
@@ -199,9 +204,12 @@ def run(argv: list[str]) -> int:
 def _interactive(command: _Command, ids: list[str]) -> list[str]:
     if not sys.stdin.isatty():
         raise error("scancel", "--interactive needs a terminal to ask on")
-    if not ids:
-        fields = ("users", "states", "partitions", "names", "accounts", "qos", "nodes")
-        query = {f: command.request[f] for f in fields if f in command.request}
-        jobs = client.call({"type": "GetJobs", **query})["jobs"]
-        ids = [str(job["id"]) for job in jobs]
-    return _confirmed(ids)
+    return _confirmed(ids or _matching(command.request))
+
+
+def _matching(request: dict[str, Any]) -> list[str]:
+    """Ids of the jobs that the filters mean."""
+    fields = ("users", "states", "partitions", "names", "accounts", "qos", "nodes")
+    query = {f: request[f] for f in fields if f in request}
+    jobs = client.call({"type": "GetJobs", **query})["jobs"]
+    return [str(job["id"]) for job in jobs]

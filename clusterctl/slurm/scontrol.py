@@ -112,7 +112,8 @@ def usage() -> str:
         "update jobid=... | nodename=... key=value..., write batch_script JOB [file|-],\n"
         "wait_job JOB, ping, version"
     )
-    return parser.help_text("scontrol [<OPTION>] [<COMMAND>]", about)
+    text = parser.help_text("", about)
+    return f"{'scontrol [<OPTION>] [<COMMAND>]':<75}\n" + text.partition("\n")[2]
 
 
 def _keyword(word: str) -> str | None:

@@ -157,8 +157,8 @@ def _list_error(error: HostlistError) -> list[str]:
 
 def _hostnames(flags: Flags, name: str, given: bool) -> int:
     text = name if given else os.environ.get("SLURM_NODELIST", "")
-    if not text:
-        raise CommandError("scontrol: error: host list is empty", exit_code=0 if given else 1)
+    if not text and not given:
+        raise CommandError("scontrol: error: host list is empty", exit_code=0)
     try:
         names = expand(text)
     except HostlistError as error:

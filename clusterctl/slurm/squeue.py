@@ -156,7 +156,7 @@ def _sort(rows: list[Any], text: str, *, steps: bool) -> None:
     for word in words(text):
         down = word.startswith("-")
         for letter in word.lstrip("+-"):
-            if letter not in LETTERS:
+            if letter not in LETTERS or letter == "Z":  # Slurm sorts by all letters but this
                 raise error("squeue", f"Invalid sort specification: {letter}")
             keys.append((letter, down))
     for letter, down in reversed(keys):

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     #: Title and text of a field.
     Field: TypeAlias = tuple[str, Callable[[Any], str]]
 
+#: Columns of squeue whose text (a span of time) may be wider than its column.
+NEVER_CUT = frozenset(("l", "L", "M", "timelimit", "timeleft", "timeused"))
+
 #: Width of a column of ``-O`` when none is given.
 LIST_WIDTH = 20
 
@@ -33,10 +36,10 @@ class Column:
         self.right = right
         self.suffix = suffix
 
-    def fit(self, text: str) -> str:
+    def fit(self, text: str, *, cut: bool = True) -> str:
         """``text`` cut and padded to the column, with what follows it."""
         if self.width:
-            text = text[: self.width]
+            text = text[: self.width] if cut else text
             text = text.rjust(self.width) if self.right else text.ljust(self.width)
         return text + self.suffix
 
@@ -108,7 +111,10 @@ def header(columns: Iterable[Column]) -> str:
 
 def line(columns: Iterable[Column], row: Any) -> str:
     """One row."""
-    return "".join(c.fit(c.field[1](row)) if c.field else c.suffix for c in columns)
+    return "".join(
+        c.fit(c.field[1](row), cut=c.name not in NEVER_CUT) if c.field else c.suffix
+        for c in columns
+    )
 
 
 def mem_text(mib: int) -> str:
