@@ -46,9 +46,12 @@ def test_agent_killed_and_restarted_adopts_its_tasks(fresh: Cluster) -> None:
 
 
 def test_node_killed_with_its_tasks_requeues_onto_the_spare(fresh: Cluster) -> None:
-    body = 'echo $SLURM_RESTART_COUNT:$SLURM_JOB_NODELIST\n[ -n "$SLURM_RESTART_COUNT" ] || sleep 100\n'
+    body = (
+        "echo $SLURM_RESTART_COUNT:$SLURM_JOB_NODELIST\n"
+        '[ -n "$SLURM_RESTART_COUNT" ] || srun bash -c "touch there; sleep 100"\n'
+    )
     j = fresh.sbatch("-N2", "--requeue", "--open-mode=append", "-o", "out", script=body)
-    wait_for(lambda: (fresh.work / "out").exists(), 20, fresh.logs)
+    wait_for(lambda: (fresh.work / "there").exists(), 20, fresh.logs)
 
     fresh.kill_node("trn1-002")
     fresh.wait_state(j, "COMPLETED", timeout_s=60)
