@@ -88,6 +88,8 @@ def alloc_tres(job: Job) -> dict[str, int]:
 def job_view(job: Job, state: State, steps: Iterable[Step] | None = None) -> View:
     """The record with what is derived from it."""
     view = _plain(job)
+    if job.completing and job.requeue_after:
+        view["state"] = "REQUEUED"  # not over: clients must not take the end for final
     nodes = [a.node for a in job.allocs] or (job.last_nodes if job.state in TERMINAL else [])
     view["node_list"] = fold(nodes)
     tres = alloc_tres(job)

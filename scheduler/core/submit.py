@@ -10,6 +10,7 @@ from scheduler.api.records import Job, JobSpec
 from scheduler.core import arrays, deps
 from scheduler.core.effects import AnyEffect, KeepPayload, Reply
 from scheduler.core.events import JobSubmitted
+from scheduler.core.lifecycle import check_deps
 from scheduler.core.placement import infeasible
 from scheduler.core.priority import priority_of
 from scheduler.core.state import State
@@ -42,9 +43,10 @@ def on_job_submitted(state: State, event: JobSubmitted) -> list[AnyEffect]:
     state.touch(job)
     if job.begin_s is not None:
         state.at(job.begin_s, "begin", str(job.id))
-    _first_reason(state, job, event.now_s)
+    effects = _first_reason(state, job, event.now_s)
     state.want_schedule = True
     return [
+        *effects,
         KeepPayload(req=event.req, job_id=job.id),
         Reply(req=event.req, message=wire.Submitted(job_id=job.id)),
     ]
@@ -229,8 +231,9 @@ def _limit_error(state: State, job: Job, partition: str, reason: str) -> Cluster
     return Rejected("Required partition not available (inactive or drain)")
 
 
-def _first_reason(state: State, job: Job, now_s: float) -> None:
+def _first_reason(state: State, job: Job, now_s: float) -> list[AnyEffect]:
     """The reason shown until the first scheduling pass looks at the job."""
+    effects: list[AnyEffect] = []
     if not job.deps and not job.held and job.begin_s is None:
         job.eligible_s = now_s
     job.priority = priority_of(state, job, now_s)
@@ -239,6 +242,10 @@ def _first_reason(state: State, job: Job, now_s: float) -> None:
     elif job.begin_s is not None:
         job.reason = "BeginTime"
     elif job.deps:
-        job.reason = "Dependency"
+        effects = check_deps(state, job, now_s)
+        if not job.deps:
+            job.eligible_s = now_s
+            job.priority = priority_of(state, job, now_s)
     else:
         job.reason = limit_reason(state, job, job.partition) or "None"
+    return effects

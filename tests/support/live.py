@@ -92,12 +92,8 @@ class Cluster:
 
     def logs(self) -> str:
         """The last lines of the daemons' logs, for messages of failed tests."""
-        out = []
-        for file in sorted(self.home.rglob("*.log")):
-            out.append(
-                f"--- {file}\n" + "\n".join(file.read_text(errors="replace").split("\n")[-15:])
-            )
-        return "\n".join(out)
+        texts = {f: f.read_text(errors="replace") for f in sorted(self.home.rglob("*.log"))}
+        return "\n".join(f"--- {f}\n" + "\n".join(t.split("\n")[-15:]) for f, t in texts.items())
 
     def status(self) -> dict[str, Any]:
         text = self.ctl("status", "--json").stdout
