@@ -36,7 +36,7 @@ class Owner:
     tag: str
 
 
-class CoreBusy(Exception):  # noqa: N818 - a state of the core, worded as NRT words it
+class CoreBusy(Exception):
     """A wanted core is owned by another process."""
 
     def __init__(self, core_id: int, owner: Owner) -> None:

@@ -281,8 +281,8 @@ def test_everything_that_a_specification_carries(run: Runner, fake: FakeControll
             ["-t", "5", "--time-min=10"],
             1,
             (
-                "Batch job submission failed: Invalid time-min specification (exceeds job's time or "
-                "other limits)"
+                "Batch job submission failed: Invalid time-min specification (exceeds job's time "
+                "or other limits)"
             ),
         ),
     ],

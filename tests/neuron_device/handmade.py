@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from neuron_runtime.compiler.plan import hbm_need
-
 from neuron_runtime.compiler.ir import Op, Program, Region, TensorType
+from neuron_runtime.compiler.plan import hbm_need
 from neuron_runtime.manifest import CollectiveInfo, Manifest, TensorInfo
 from neuron_runtime.neff import Neff
 
