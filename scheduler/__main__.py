@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from scheduler import home as homedir
 from scheduler.api import wire
 from scheduler.api.errors import ClusterError
+from scheduler.parts import Setup
 from scheduler.server import Server
-from scheduler.service import Controller, Setup
+from scheduler.service import Controller
 from scheduler.store import FILE_NAME, Reader, Store, prepare
 
 if TYPE_CHECKING:

@@ -11,21 +11,18 @@ import asyncio
 import logging
 import sqlite3
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from scheduler import launch
 from scheduler.api import agentwire, wire
-from scheduler.api.records import Node, Partition, Payload, Step
+from scheduler.api.records import Payload, Step
 from scheduler.clock import Clock
 from scheduler.confview import config_values
 from scheduler.core import effects as fx
 from scheduler.core import events, machine
-from scheduler.core.state import Settings, State
+from scheduler.core.state import State
 from scheduler.dispatch import Dispatcher
 from scheduler.hubs.pmi import PmiHub
 from scheduler.hubs.relay import RelayHub
@@ -33,11 +30,11 @@ from scheduler.hubs.stepio import StepHub, final_record
 from scheduler.hubs.waits import WaitHub
 from scheduler.links import CoreMessage, Links
 from scheduler.pacing import Pacer
+from scheduler.parts import Core, CoreFailed, Pass, Setup, Waiting, disk_text, merge_node
 from scheduler.query import job_view
 from scheduler.session import Session
 from scheduler.statusview import status_values
 from scheduler.store import Reader, Store, TurnRows
-from scheduler.transport.base import Transport
 
 log = logging.getLogger(__name__)
 
@@ -49,56 +46,6 @@ RETRY_S = 1.0
 MAX_QUIET = 1000
 
 _encode = msgspec.json.Encoder().encode
-
-
-class Pass(msgspec.Struct, kw_only=True, tag_field="type", tag=True):
-    """A scheduling pass in the journal, so that a replay runs it at the same place."""
-
-    now_s: float
-    budget: int
-
-
-class Core(Protocol):
-    """The functions of ``scheduler.core.machine`` (tests put in others)."""
-
-    def handle(self, state: State, event: events.AnyEvent, /) -> list[fx.AnyEffect]: ...
-    def schedule(self, state: State, now_s: float, budget: int, /) -> Iterator[fx.AnyEffect]: ...
-    def wake(self, state: State, /) -> list[fx.AnyEffect]: ...
-
-
-@dataclass
-class Setup:
-    """What the cluster file says, as the controller needs it."""
-
-    home: Path
-    config_path: Path
-    settings: Callable[[], Settings]
-    nodes: Callable[[], list[Node]]
-    partitions: Callable[[], list[Partition]]
-    transports: Mapping[str, Transport]
-    hosts: dict[str, str]
-    real_hosts: dict[str, str]
-    heartbeat_s: float
-    host: str
-    version: str
-
-
-@dataclass
-class _Caller:
-    """Who waits for the outcome of an event."""
-
-    session: Session
-    payload: Payload | None
-    job_id: int
-
-
-class _CoreFailed(Exception):
-    """The core raised on an event."""
-
-    def __init__(self, event: events.AnyEvent | None, error: Exception) -> None:
-        super().__init__(str(error))
-        self.event = event
-        self.error = error
 
 
 class Controller:
@@ -128,7 +75,7 @@ class Controller:
         self.pacer = Pacer()
         self.stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._inbox: deque[events.AnyEvent] = deque()
-        self._replies: dict[int, _Caller] = {}
+        self._replies: dict[int, Waiting] = {}
         self._next_req = 1
         self._turn_due = False
         self._quiet: deque[tuple[float, bytes]] = deque(maxlen=MAX_QUIET)
@@ -184,7 +131,7 @@ class Controller:
         loaded = self.store.load()
         self._floor_s = loaded.last_event_s
         rows = {n.name: n for n in loaded.nodes}
-        nodes = [_merge(n, rows.get(n.name)) for n in self.setup.nodes()]
+        nodes = [merge_node(n, rows.get(n.name)) for n in self.setup.nodes()]
         return State(
             self.setup.settings(),
             nodes,
@@ -216,7 +163,7 @@ class Controller:
         """
         req = self._next_req
         self._next_req += 1
-        self._replies[req] = _Caller(session, payload, job_id)
+        self._replies[req] = Waiting(session, payload, job_id)
         return req
 
     def post(self, event: events.AnyEvent) -> None:
@@ -280,7 +227,7 @@ class Controller:
         batch = [self._inbox.popleft() for _ in range(min(len(self._inbox), MAX_BATCH))]
         try:
             self._run_turn(batch)
-        except _CoreFailed as failed:
+        except CoreFailed as failed:
             self._core_failed(failed, batch)
         except sqlite3.Error as error:
             self._commit_failed(error, batch)
@@ -313,7 +260,7 @@ class Controller:
         try:
             return self._core.handle(self.state, event)
         except Exception as error:
-            raise _CoreFailed(event, error) from error
+            raise CoreFailed(event, error) from error
 
     def _maybe_schedule(self, lines: list[tuple[float, bytes]]) -> list[fx.AnyEffect]:
         if not self.state.want_schedule:
@@ -330,7 +277,7 @@ class Controller:
         try:
             effects = list(self._core.schedule(self.state, now_s, budget))
         except Exception as error:
-            raise _CoreFailed(None, error) from error
+            raise CoreFailed(None, error) from error
         self.pacer.end()
         return effects
 
@@ -426,7 +373,7 @@ class Controller:
 
     def _commit_failed(self, error: sqlite3.Error, batch: list[events.AnyEvent]) -> None:
         """Nothing of the turn happened: tell the callers, start again from the rows."""
-        self._broken = _disk_text(error)
+        self._broken = disk_text(error)
         log.error("the turn could not be committed", extra={"error": str(error)})
         self._refuse(batch)
         self._reload()
@@ -481,7 +428,7 @@ class Controller:
         try:
             self.store.probe()
         except sqlite3.Error as error:
-            self._broken = _disk_text(error)
+            self._broken = disk_text(error)
             self._refuse(list(self._inbox))
             self._inbox.clear()
             self._retry_later()
@@ -490,7 +437,7 @@ class Controller:
         self._broken = ""
         return True
 
-    def _core_failed(self, failed: _CoreFailed, batch: list[events.AnyEvent]) -> None:
+    def _core_failed(self, failed: CoreFailed, batch: list[events.AnyEvent]) -> None:
         """A broken invariant stops the controller; a request that the core cannot take is
         refused and everything else of the turn is done again from the rows."""
         event = failed.event
@@ -531,26 +478,3 @@ class Controller:
             link_errors=self.links.errors(),
             finished=self.reader.count_finished,
         )
-
-
-def _disk_text(error: sqlite3.Error) -> str:
-    """What SQLite says, in the words of the operating system where there are some."""
-    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-        return "No space left on device"
-    return str(error)
-
-
-def _merge(node: Node, row: Node | None) -> Node:
-    """The cluster file says how large a node is, the row what became of it."""
-    if row is None:
-        return node
-    same = [(d.index, d.cores) for d in node.devices] == [(d.index, d.cores) for d in row.devices]
-    return msgspec.structs.replace(
-        row,
-        addr=node.addr,
-        cpus=node.cpus,
-        mem_mib=node.mem_mib,
-        devices=row.devices if same else node.devices,
-        features=node.features,
-        instance_type=node.instance_type,
-    )

@@ -20,8 +20,9 @@ from scheduler.api.frames import encode_frame, read_frame, unix_address
 from scheduler.api.records import Device, JobSpec, Node, Partition, Payload, TaskExit
 from scheduler.core import machine
 from scheduler.core.state import Settings
+from scheduler.parts import Core, Setup
 from scheduler.server import Server
-from scheduler.service import Controller, Core, Setup
+from scheduler.service import Controller
 from scheduler.store import FILE_NAME, Reader, Store, prepare
 
 WAIT_S = 10.0

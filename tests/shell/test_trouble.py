@@ -15,7 +15,7 @@ from scheduler.api.records import Job, Resources, Step
 from scheduler.core import effects as fx
 from scheduler.core import events, machine
 from scheduler.core.state import State
-from scheduler.service import Pass
+from scheduler.parts import Pass
 from scheduler.store import FILE_NAME
 from tests.shell.faulty import FaultyConnection
 from tests.shell.rig import Rig, make_nodes, submission
