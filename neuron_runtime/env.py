@@ -107,7 +107,8 @@ def parse_root_comm_id(text: str) -> tuple[str, int]:
 class RuntimeConfig:
     """What the environment asks of one runtime.
 
-    ``visible_cores`` is None when NEURON_RT_VISIBLE_CORES is unset; ``num_cores`` is 0 for "all".
+    ``visible_cores`` is None when NEURON_RT_VISIBLE_CORES is unset and () when it is set and empty,
+    as in a job that was given no devices; ``num_cores`` is 0 for "all".
     """
 
     visible_cores: tuple[int, ...] | None
@@ -119,20 +120,25 @@ class RuntimeConfig:
     lnc: int | None
 
 
+def _visible(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    return parse_core_list(text.strip()) if text.strip() else ()
+
+
 def read(environ: Mapping[str, str]) -> RuntimeConfig:
     """Read the configuration.
 
     Raises:
         NrtError: NRT_INVALID naming the variable that cannot be used.
     """
-    visible_text = environ.get("NEURON_RT_VISIBLE_CORES", "").strip()
     root_text = environ.get("NEURON_RT_ROOT_COMM_ID", "").strip()
     lnc = _integer(environ, "NEURON_LOGICAL_NC_CONFIG", 1)
     if lnc is None:
         lnc = _integer(environ, "NEURON_RT_VIRTUAL_CORE_SIZE", 1)
     verbosity = environ.get("NEURON_RT_NUMERICAL_ERRORS_VERBOSITY", "").strip().lower()
     return RuntimeConfig(
-        visible_cores=parse_core_list(visible_text) if visible_text else None,
+        visible_cores=_visible(environ.get("NEURON_RT_VISIBLE_CORES")),
         num_cores=_integer(environ, "NEURON_RT_NUM_CORES", 0) or 0,
         exec_timeout_s=_timeout(environ),
         validate_hash=_boolean(environ, "NEURON_RT_VALIDATE_HASH"),

@@ -48,6 +48,12 @@ def _wanted_cores(directory: DeviceDir, config: env.RuntimeConfig) -> tuple[int,
         NrtError: NRT_INVALID for cores that do not exist, NRT_RESOURCE if too few are free.
     """
     every = tuple(range(directory.core_count))
+    if config.visible_cores == ():
+        raise NrtError(
+            NRT_STATUS.NRT_RESOURCE,
+            "No neuron device available: NEURON_RT_VISIBLE_CORES is empty "
+            "(a job gets cores with --gres=neuron:N or --gres=neuroncore:N)",
+        )
     if config.visible_cores is not None:
         missing = [core for core in config.visible_cores if core not in every]
         if missing:

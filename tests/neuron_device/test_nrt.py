@@ -414,3 +414,14 @@ def test_ranks_that_do_not_fit_the_neff(node: devicedir.DeviceDir, tmp_path: Pat
     done = mpi.run(2, [str(HERE / "nrt_ranks.py"), str(file)], NEURON_DEVICE_DIR=str(node.path))
     assert done.returncode != 0
     assert "compiled for 4 ranks and cannot be loaded by 2" in done.stderr
+
+
+def test_a_job_without_devices_sees_no_core(
+    node: devicedir.DeviceDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "")
+
+    with pytest.raises(NrtError, match="No neuron device available") as caught:
+        nrt.nrt_init(1, "", "")
+
+    assert caught.value.status == NRT_STATUS.NRT_RESOURCE
