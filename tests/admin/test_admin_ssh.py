@@ -20,6 +20,7 @@ from scheduler.provision import local, proc
 from scheduler.transport.ssh import SshLink, SshTransport
 from tests.admin.run import good
 from tests.admin.sshd import Sshd, make_key, make_python
+from tests.support.live import wait_for
 
 pytestmark = pytest.mark.ssh
 
@@ -290,5 +291,43 @@ def test_job_runs_on_both_ssh_nodes(tmp_path: Path, two_sshd: tuple[Sshd, Sshd])
         good(home, "up")
         good(home, "sbatch", "--wait", "-o", str(tmp_path / "out"), str(script), cwd=tmp_path)
         assert (tmp_path / "out").read_text() == "1 n[1-2]\n0 n1\n1 n2\n"
+    finally:
+        good(home, "down")
+
+
+@pytest.mark.e2e
+def test_mpi_job_over_both_ssh_nodes_survives_a_cut(
+    tmp_path: Path, two_sshd: tuple[Sshd, Sshd]
+) -> None:
+    home = cluster(tmp_path, two_sshd).home
+    (tmp_path / "sum.py").write_text(
+        "import os, time\nfrom mpi4py import MPI\nc = MPI.COMM_WORLD\n"
+        "if c.rank == 0: open('there', 'w').close()\n"
+        "while not os.path.exists('cut'): time.sleep(0.05)\n"
+        "print('rank', c.rank, c.allreduce(c.rank), 'x' * 100_000, flush=True)\n"
+    )
+    script = tmp_path / "job.sh"
+    script.write_text('#!/bin/bash\nsrun -l "$CLUSTERCTL_PYTHON" sum.py | cut -c1-11 | sort\n')
+    try:
+        good(home, "up")
+        out = good(
+            home,
+            "sbatch",
+            "--parsable",
+            "-N2",
+            "--ntasks-per-node=2",
+            "-o",
+            "out",
+            str(script),
+            cwd=tmp_path,
+        )
+        wait_for((tmp_path / "there").exists, 60)
+        two_sshd[1].cut()
+        (tmp_path / "cut").touch()
+        state = ["sacct", "-nXP", "-j", out.strip(), "-o", "State"]
+        wait_for(lambda: good(home, *state).strip() not in ("RUNNING", "PENDING"), 60)
+        assert good(home, *state).strip() == "COMPLETED"
+        text = (tmp_path / "out").read_text()
+        assert text == "".join(f"{i}: rank {i} 6\n" for i in range(4))
     finally:
         good(home, "down")
