@@ -12,7 +12,7 @@ import secrets
 import sys
 import time
 
-from nodeagent import procs
+from nodeagent import cgroup, procs
 from nodeagent.forkserver import load_config
 from nodeagent.journal import write_atomic
 
@@ -66,6 +66,11 @@ def main(argv: list[str] | None = None) -> int:
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     from nodeagent.service import Agent
+
+    if cgroup.delegated(cgroup.own_cgroup()):
+        log.info("memory limits: cgroup v2")
+    else:
+        log.info("memory limits: sampled (no cgroup v2 with the memory controller is delegated)")
 
     async def serve() -> None:
         await Agent(config, secrets.token_hex(8)).run()

@@ -287,7 +287,7 @@ class Supervisor:
 
     def tasks_started(self) -> None:
         self.link.queue(self.message("StepStarted", pids=self.tasks.started))
-        if self.order.mem_mib > 0:
+        if self.order.mem_mib > 0 and self.tasks.group is None:
             self.timer("memory", SAMPLE_S, self.sample_memory)
 
     # ------------------------------------------------------------ ends
@@ -357,7 +357,10 @@ class Supervisor:
             self.wireup.close()
             if self.wireup.ever_used and self.tasks.abnormal:
                 procs.sweep_mpi_segments(self.order.uid, self.tasks.since_s)
-        self.finish(self.message("StepEnded", exits=self.tasks.exits, usage=self.tasks.usage()))
+        usage = self.tasks.usage()
+        if self.tasks.group is not None:
+            self.tasks.group.remove()
+        self.finish(self.message("StepEnded", exits=self.tasks.exits, usage=usage))
 
     def finish(self, outcome: dict[str, Any]) -> None:
         """Journal first, then tell: an agent that is away reads the journal."""

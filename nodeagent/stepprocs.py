@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 from nodeagent import procs
+from nodeagent.cgroup import StepGroup
 
 
 class StepProcesses:
@@ -25,6 +26,7 @@ class StepProcesses:
         self.childless = False
         self.killed = False
         self.oom = False
+        self.group: StepGroup | None = None  # where the kernel enforces the memory limit
         self.since_s = time.time()
         self._user_cpu_s = self._system_cpu_s = 0.0
         self._max_rss_mib = 0.0
@@ -61,6 +63,8 @@ class StepProcesses:
             exit_record["code"] = os.WEXITSTATUS(status)
         if in_mpi:
             exit_record["in_mpi"] = True
+        if self.group is not None and not self.oom:
+            self.oom = self.group.oom_killed()
         if self.oom and exit_record.get("signal") == signal.SIGKILL:
             exit_record["oom"] = True
         if launch_error:
@@ -89,6 +93,8 @@ class StepProcesses:
     def kill(self) -> None:
         """SIGKILL all there are now; more may be forked meanwhile: call until ``childless``."""
         self.killed = True
+        if self.group is not None:
+            self.group.kill()
         procs.kill_all(self.everything())
 
     @property
@@ -111,6 +117,8 @@ class StepProcesses:
 
     def usage(self) -> dict[str, Any]:
         """A ``Usage`` record: CPU of all reaped processes, largest memory seen."""
+        if self.group is not None:
+            self._max_rss_mib = max(self._max_rss_mib, self.group.peak_mib())
         return {
             "user_cpu_s": round(self._user_cpu_s, 6),
             "system_cpu_s": round(self._system_cpu_s, 6),

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from nodeagent.cgroup import step_group
 from nodeagent.order import Order
 from nodeagent.pmi import PmiServer, Rank, process_mapping
 from nodeagent.stepfiles import CannotOpen, StepFiles, TaskFiles
@@ -196,9 +197,15 @@ def start_tasks(supervisor: Supervisor) -> None:
     errors, errors_in = os.pipe()
     os.set_blocking(errors, False)
     supervisor.launch_errors = lambda: launch_errors(errors)
+    key = order.key
+    if order.mem_mib > 0:
+        name = f"step_{key.job_id}.{key.step_id}.{key.attempt}"
+        supervisor.tasks.group = step_group(name, order.mem_mib)
     for local in range(len(order.tasks)):
         spec = _spec(supervisor, local, of_task(shared, order, local), work_dir, opened[local])
         spec.limits = limits
+        if supervisor.tasks.group is not None:
+            spec.group_procs = supervisor.tasks.group.procs
         spec.user = who
         _start(supervisor, spec, errors_in, opened[local].close_after)
     os.close(errors_in)

@@ -29,6 +29,7 @@ class TaskSpec:
     keep: list[int] = field(default_factory=list)  # further descriptors, same numbers
     limits: dict[str, int] = field(default_factory=dict)
     user: tuple[int, int, list[int]] | None = None  # uid, gid, groups to change to
+    group_procs: str = ""  # cgroup.procs of the step's cgroup, "" without one
     terminal: bool = False  # files[0] is a terminal slave to be made the controlling one
 
 
@@ -79,6 +80,9 @@ def _run(spec: TaskSpec) -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     _apply_limits(spec.limits)
+    if spec.group_procs:
+        with open(spec.group_procs, "w") as procs:
+            procs.write("0")
     if spec.user is not None:
         become(spec.user)
     if not spec.argv or not spec.path:
