@@ -2,7 +2,8 @@
 
 ``<root>/neuronxcc-<version>/MODULE_<graph hash>+<flags hash>/model.neff``. Beside it, ``index/``
 maps a key that can be computed without jax (entry, configuration, ranks, flags) to a module and
-the hashes of the source files it was made from, so that ranks find what a launcher compiled.
+the hashes of the source files it was made from, so that ranks find what a launcher compiled. The
+jax that traced it counts as a source where it is still installed; ranks without jax need none.
 
 root: NEURON_COMPILE_CACHE_URL (a path), else /var/tmp/neuron-compile-cache when this user can own
 it, else ``$XDG_CACHE_HOME/neuron-compile-cache``.
@@ -141,9 +142,15 @@ def _index_file(key: str) -> Path:
     return _version_dir() / "index" / f"{key}.json"
 
 
-def remember(key: str, module: Path, sources: Mapping[str, str]) -> None:
-    """Record that a key leads to a module made from these sources (path -> SHA-256)."""
-    content = {"module": module.name, "sources": dict(sources)}
+def remember(
+    key: str, module: Path, sources: Mapping[str, str], tools: Mapping[str, str] | None = None
+) -> None:
+    """Record that a key leads to a module made from these sources (path -> SHA-256).
+
+    ``tools``: files that stand for the version of what traced the program (jax). One that has
+    changed makes the record void; one that is gone does not.
+    """
+    content = {"module": module.name, "sources": dict(sources), "tools": dict(tools or {})}
     path = _index_file(key)
     with _disk_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -160,16 +167,19 @@ def lookup(
 ) -> Path | None:
     """The NEFF that was compiled for exactly this, or None; needs no jax.
 
-    None also when one of the program's source files has changed since. Raises CompileError when
-    the entry's module does not exist.
+    None also when one of the program's source files, or jax, has changed since. Raises
+    CompileError when the entry's module does not exist.
     """
     key = fast_key(entry, config or {}, ranks, options or Options())
     try:
         content = json.loads(_index_file(key).read_bytes())
         module, sources = str(content["module"]), dict(content["sources"])
+        tools = dict(content["tools"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
     if os.sep in module or any(file_hash(Path(p)) != h for p, h in sources.items()):
+        return None
+    if any(file_hash(Path(p)) not in ("", h) for p, h in tools.items()):
         return None
     return cached(_version_dir() / module, log)
 

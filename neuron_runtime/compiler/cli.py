@@ -160,7 +160,7 @@ class _Job:
             before = set(sys.modules)
             imported = import_jax_callable(self.input, self.config, ranks)
             path = self.build(imported, deliver=False)
-            cache.remember(key, path.parent, _sources(self.input, before))
+            cache.remember(key, path.parent, _sources(self.input, before), _tools())
         return self.deliver(path)
 
     def build(self, imported: Imported, *, deliver: bool = True) -> Path:
@@ -215,6 +215,12 @@ def _config(text: str | None) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CompileError("EARG006", "--config is not a JSON object")
     return value
+
+
+def _tools() -> dict[str, str]:
+    """The file that holds the version of the jax that was used."""
+    origin = getattr(sys.modules.get("jax.version"), "__file__", None)
+    return {} if origin is None else {origin: cache.file_hash(Path(origin))}
 
 
 def _sources(entry: str, before: set[str]) -> dict[str, str]:

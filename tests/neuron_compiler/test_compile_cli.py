@@ -260,6 +260,24 @@ def test_jax_entry_is_compiled_once_and_found_without_jax(place: Path) -> None:
 
 
 @pytest.mark.jax
+def test_another_jax_compiles_again(place: Path) -> None:
+    jax = pytest.importorskip("jax")
+    entry = str(place / "entry.py") + ":build"
+    path = cache.compile_cached(entry, log=lambda line: None)
+    index = cache._index_file(cache.fast_key(entry, {}, 1, Options()))
+    content = json.loads(index.read_bytes())
+    (version_file,) = content["tools"]
+    assert Path(version_file).samefile(jax.version.__file__)
+    assert cache.lookup(entry) == path
+    content["tools"] = {version_file: "made by another version"}
+    index.write_text(json.dumps(content))
+    assert cache.lookup(entry) is None
+    content["tools"] = {str(place / "no" / "jax.py"): "made where jax was"}
+    index.write_text(json.dumps(content))
+    assert cache.lookup(entry) == path
+
+
+@pytest.mark.jax
 def test_jax_entries_that_fail_say_why(place: Path) -> None:
     pytest.importorskip("jax")
     output = str(place / "o.neff")
@@ -293,6 +311,11 @@ def test_index_of_another_shape_is_ignored(place: Path) -> None:
     key = cache.fast_key(entry, {}, 1, Options())
     index = cache._index_file(key)
     index.parent.mkdir(parents=True)
-    for content in (b"", b"[]", b"{}", json.dumps({"module": "../x", "sources": {}}).encode()):
+    for content in (
+        b"",
+        b"[]",
+        b"{}",
+        json.dumps({"module": "../x", "sources": {}, "tools": {}}).encode(),
+    ):
         index.write_bytes(content)
         assert cache.lookup(entry) is None
