@@ -67,6 +67,14 @@ def become(user: tuple[int, int, list[int]]) -> None:
     os.setresuid(uid, uid, uid)
 
 
+def default_signals() -> None:
+    """No signal ignored or blocked, whatever the daemons inherited (``nohup clusterctl up &``)."""
+    for number in signal.valid_signals():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
 def _run(spec: TaskSpec) -> None:
     """In the child; returns only by raising."""
     if spec.terminal:
@@ -77,8 +85,7 @@ def _run(spec: TaskSpec) -> None:
             os.dup2(fd, number)
     for fd in spec.keep:
         os.set_inheritable(fd, True)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    default_signals()
     _apply_limits(spec.limits)
     if spec.group_procs:
         with open(spec.group_procs, "w") as procs:

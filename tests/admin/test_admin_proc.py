@@ -43,12 +43,15 @@ def test_detached_process_has_its_own_session_and_can_be_stopped(log: Path) -> N
 
 
 def test_interrupts_are_not_ignored(log: Path) -> None:
-    # What a daemon ignores, the tasks of its jobs would ignore too.
+    # A daemon ignores no more than whoever started it (these tests may run under nohup).
     process = proc.spawn_detached(SLEEP, log, proc.daemon_environment())
     try:
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        ignored = int(status.split("SigIgn:")[1].split()[0], 16)
-        assert not ignored & (1 << (signal.SIGINT - 1) | 1 << (signal.SIGHUP - 1))
+        ours, theirs = (
+            int(Path(f"/proc/{pid}/status").read_text().split("SigIgn:")[1].split()[0], 16)
+            for pid in ("self", process.pid)
+        )
+        interrupts = 1 << (signal.SIGINT - 1) | 1 << (signal.SIGHUP - 1)
+        assert theirs & interrupts & ~ours == 0
     finally:
         proc.stop(process)
 
@@ -129,14 +132,14 @@ def test_sweep_ends_tasks_their_children_and_nothing_else(tmp_path: Path, log: P
     task = [
         "/bin/sh",
         "-c",
-        f"env -i setsid sleep 60 & echo $! >{ready}.part; mv {ready}.part {ready}; wait",
+        f"env -i setsid sleep 60 & echo $! >{ready}; : >{ready}.written; wait",
     ]
     marked = proc.spawn_detached(task, log, {"CLUSTERCTL_STEP": f"1.0.1@{node}"})
     agent = proc.spawn_detached([*SLEEP, "nodeagent", str(node)], log, {})
     foreign = proc.spawn_detached(SLEEP, log, {"CLUSTERCTL_STEP": f"1.0.1@{other}"})
     try:
         for _ in range(1000):
-            if ready.exists():
+            if Path(f"{ready}.written").exists():
                 break
             threading.Event().wait(0.01)
         child = proc.identify(int(ready.read_text()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from nodeagent import tasks
 from nodeagent.journal import Journal
 from nodeagent.order import Key, Order, parse_key, parse_order
 from nodeagent.pmi import PmiServer, process_mapping
@@ -304,3 +306,26 @@ def test_stdin_drops_repeated_parts_and_waits_for_lost_ones() -> None:
     stdin.take({"data": "bc", "offset": 1})
     stdin.take({"data": "zz", "offset": 9})
     assert stdin._next == {None: 3}
+
+
+def test_a_task_ignores_and_blocks_nothing_its_daemon_did(tmp_path: Path) -> None:
+    """``nohup clusterctl up &``: the daemons inherit ignored SIGHUP and SIGINT, tasks do not."""
+    seen = tmp_path / "seen"
+    old = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGINT)}
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    null = os.open(os.devnull, os.O_RDWR)
+    fd = os.open(seen, os.O_WRONLY | os.O_CREAT)
+    try:
+        for number in old:
+            signal.signal(number, signal.SIG_IGN)
+        argv = [b"grep", b"^Sig[IB]", b"/proc/self/status"]
+        spec = tasks.TaskSpec(rank=0, path=b"/bin/grep", argv=argv, env={}, files=(null, fd, fd))
+        assert os.waitpid(tasks.start(spec, null, "n1"), 0)[1] == 0
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        os.close(fd)
+        os.close(null)
+    masks = [int(line.split()[1], 16) for line in seen.read_text().splitlines()]
+    assert masks == [0, 0]
