@@ -354,7 +354,7 @@ class Agent:
             job_id=key.job_id,
             step_id=key.step_id,
             attempt=key.attempt,
-            reason=f"no supervisor could be started: {reason}",
+            reason="no supervisor could be started",
             errno_text=reason,
         )
         self._record(key, outcome)

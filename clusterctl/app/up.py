@@ -38,7 +38,8 @@ class Wish:
 def up(home: Path, wish: Wish, progress: Progress, timeout_s: float = 60.0) -> None:
     """Start what does not run yet and wait until every node is ready.
 
-    Raises ``ClusterError`` with what is wrong; what was started by then goes on running.
+    Raises ``ClusterError`` with what is wrong.  Without a controller no agent that was started
+    here is left; a cluster of which some nodes do not answer in time goes on running.
     """
     make_home(home)
     with admin_lock(home, progress):
@@ -47,11 +48,16 @@ def up(home: Path, wish: Wish, progress: Progress, timeout_s: float = 60.0) -> N
             local.prepare_home(config)
         except OSError as error:
             raise Unavailable(f"cannot prepare {home}: {error}") from None
-        start_agents(config)
+        started = start_agents(config)
         running = controller(home)
         if running is None:
             progress.update("starting the controller")
-            running = start_controller(config, timeout_s)
+            try:
+                running = start_controller(config, timeout_s)
+            except Unavailable:
+                for agent in started:  # tasks they may have found again live on
+                    proc.stop(agent)
+                raise
         elif config_changed(config):
             progress.note(
                 f"{config.path} changed since the controller started; to apply it: "
@@ -226,14 +232,23 @@ def start_controller(config: ClusterConfig, timeout_s: float) -> wire.Pong:
 # ---------------------------------------------------------------- the nodes
 
 
-def start_agents(config: ClusterConfig) -> None:
-    """Start the local agents that do not run (all at once; the controller dials them)."""
+def start_agents(config: ClusterConfig) -> list[proc.ProcessId]:
+    """Start the local agents that do not run (all at once; the controller dials them).
+
+    Returns those that did not run before.  Raises ``Unavailable``.
+    """
+    started = []
     for name, spec in config.specs.items():
         if spec.transport == "local":
+            node_dir = config.node_dir(name)
+            before = local.agent_process(node_dir)
             try:
-                local.start_agent(config.node_dir(name), local.node_document(config, name))
+                process = local.start_agent(node_dir, local.node_document(config, name))
             except OSError as error:
                 raise Unavailable(f"cannot start the agent of {name}: {error}") from None
+            if process != before:
+                started.append(process)
+    return started
 
 
 def wait_nodes(config: ClusterConfig, progress: Progress, timeout_s: float) -> list[dict[str, Any]]:

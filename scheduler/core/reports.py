@@ -41,6 +41,12 @@ def on_step_started(state: State, node: str, message: agentwire.StepStarted) -> 
     return [StepNews(job_id=step.job_id, step_id=step.step_id, event=event)]
 
 
+def _launch_detail(node: str, message: agentwire.LaunchFailed) -> str:
+    """One sentence; the system's text once, also where the agent's reason ends with it."""
+    reason = message.reason.removesuffix(message.errno_text).rstrip(": ")
+    return ": ".join(part for part in (node, reason, message.errno_text) if part)
+
+
 def on_launch_failed(
     state: State, node: str, message: agentwire.LaunchFailed, now_s: float
 ) -> list[AnyEffect]:
@@ -54,7 +60,7 @@ def on_launch_failed(
     step.reason = step.reason or "LaunchFailed"
     step.code = max(step.code, 1)
     if step.step_id == STEP_BATCH:
-        detail = f"{node}: {message.reason}: {message.errno_text}".rstrip(": ")
+        detail = _launch_detail(node, message)
         step.code, step.signal = 0, 53
         effects = step_progress(state, job, step, now_s)
         return effects + launch_failed(state, job, "JobLaunchFailure", detail, now_s)
@@ -62,7 +68,7 @@ def on_launch_failed(
     note_failure(
         step, node, TaskExit(task=task, code=1, at_s=now_s, launch_error=message.errno_text)
     )
-    job.detail = f"{node}: {message.reason}: {message.errno_text}".rstrip(": ")
+    job.detail = _launch_detail(node, message)
     state.touch(job)
     return end_step(state, step, "LaunchFailed") + step_progress(state, job, step, now_s)
 

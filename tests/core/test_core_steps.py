@@ -146,7 +146,8 @@ def test_step_key_makes_creation_repeatable() -> None:
     assert w.agents["n001"].starts.count((j, "0", 1)) == 1
 
 
-def test_launch_failure_of_the_batch_script_names_the_reason() -> None:
+@pytest.mark.parametrize("text", ["", ": No such file or directory"])
+def test_launch_failure_of_the_batch_script_names_the_reason(text: str) -> None:
     w = World()
     w.launch_blocked = True
     j = w.submit()
@@ -159,7 +160,7 @@ def test_launch_failure_of_the_batch_script_names_the_reason() -> None:
                 job_id=j,
                 step_id="batch",
                 attempt=1,
-                reason="Could not open stdout file /nope/x",
+                reason="Could not open stdout file /nope/x" + text,
                 errno_text="No such file or directory",
             ),
         )
