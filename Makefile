@@ -36,9 +36,12 @@ check: $(VENV)/.dev
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/test_sizes.py
 
-# Seeded random histories of the core.
+# Seeded random histories of both cores under faults: make sim SEED=1 COUNT=500 STEPS=100
+SEED  ?= 1
+COUNT ?= 500
+STEPS ?= 100
 sim: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -n 2 tests/core/test_core_random.py
+	$(BIN)/python -m scheduler.sim --seed $(SEED) --count $(COUNT) --steps $(STEPS)
 
 clean:
 	rm -rf $(VENV) demo-result build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -70,7 +70,7 @@ def on_cancel(state: State, event: Asked, request: wire.Cancel) -> list[AnyEffec
     ids = request.ids or [str(j.id) for j in state.jobs.values() if not is_over(j)]
     for text in ids:
         try:
-            effects += _cancel_one(state, event, request, text)
+            _cancel_one(state, event, request, text, effects)
             results.append(wire.Result(id=text))
         except ClusterError as error:
             if request.ids:
@@ -78,11 +78,14 @@ def on_cancel(state: State, event: Asked, request: wire.Cancel) -> list[AnyEffec
     return [Reply(req=event.req, message=wire.Results(results=results)), *effects]
 
 
-def _cancel_one(state: State, event: Asked, request: wire.Cancel, text: str) -> list[AnyEffect]:
+def _cancel_one(
+    state: State, event: Asked, request: wire.Cancel, text: str, effects: list[AnyEffect]
+) -> None:
+    """Adds to ``effects`` as it goes: what was done to one task stands when the next raises."""
     base, dot, step_id = text.partition(".")
     if dot:
-        return _cancel_step(state, event, request, base, step_id)
-    effects: list[AnyEffect] = []
+        _cancel_step(state, event, request, base, step_id, effects)
+        return
     for job, task in select(state, base):
         if not _matches(job, request):
             continue
@@ -92,7 +95,6 @@ def _cancel_one(state: State, event: Asked, request: wire.Cancel, text: str) -> 
             effects += _signal_job(state, job, request)
         else:
             effects += cancel_job(state, job, task, event.caller.uid, event.now_s)
-    return effects
 
 
 def _matches(job: Job, request: wire.Cancel) -> bool:
@@ -109,9 +111,13 @@ def _matches(job: Job, request: wire.Cancel) -> bool:
 
 
 def _cancel_step(
-    state: State, event: Asked, request: wire.Cancel, base: str, step_id: str
-) -> list[AnyEffect]:
-    effects: list[AnyEffect] = []
+    state: State,
+    event: Asked,
+    request: wire.Cancel,
+    base: str,
+    step_id: str,
+    effects: list[AnyEffect],
+) -> None:
     for job, _ in select(state, base):
         if not may_control(event.caller, job):
             raise Denied(DENIED)
@@ -122,7 +128,6 @@ def _cancel_step(
             effects += signal_step(step, request.signal)
         else:
             effects += end_step(state, step, "CANCELLED")
-    return effects
 
 
 def _signal_job(state: State, job: Job, request: wire.Cancel) -> list[AnyEffect]:

@@ -60,10 +60,10 @@ def _targets(state: State, target: str) -> list[Job]:
 
 def _verdict(kind: str, job: Job) -> bool | None:
     """True satisfied, False never will be, None not yet - for one target record."""
-    over = job.state in TERMINAL and not job.requeue_after
+    over = job.state in TERMINAL and not job.completing and not job.requeue_after
     if kind == "after":
         return True if job.start_s is not None or over else None
-    if not over or job.array_tasks:
+    if not over:
         return None
     if kind == "afterany":
         return True

@@ -45,6 +45,7 @@ def handle(state: State, event: AnyEvent) -> list[AnyEffect]:
         state.want_schedule = True
         return []
     assert isinstance(event, TimerFired)
+    state.wake_s = None  # this one is used up: the next may be due at the same time
     return timers.fire(state, event.now_s)
 
 

@@ -8,7 +8,7 @@ from scheduler.api.records import Job, Node, Step
 from scheduler.core import reports
 from scheduler.core.effects import AnyEffect, Launch, Reply, Send
 from scheduler.core.events import Asked, LinkLost
-from scheduler.core.lifecycle import current, node_cleaned, node_failed, step_progress
+from scheduler.core.lifecycle import current, node_cleaned, node_failed
 from scheduler.core.state import State
 from scheduler.core.steps import end_step
 
@@ -22,6 +22,7 @@ def on_register(
     """An agent says who it is and all it runs; everything still owed to the node is sent again."""
     node = state.nodes[name]
     restarted = bool(node.agent_id) and node.agent_id != message.agent_id
+    rebooted = bool(node.boot_id) and node.boot_id != message.boot_id
     node.responding = True
     node.last_seen_s = now_s
     node.boot_id, node.agent_id = message.boot_id, message.agent_id
@@ -30,7 +31,7 @@ def on_register(
     node.os, node.arch = message.os, message.arch
     state.touch_node(node)
     lost = [r for r in message.steps if r.lost]
-    effects = _reconcile(state, node, message, now_s)
+    effects = _reconcile(state, node, message, now_s, rebooted=rebooted)
     if lost and restarted:
         effects += set_down(state, node, DIED, now_s)
     elif node.state == "UNKNOWN" or _comes_back(state, node):
@@ -65,7 +66,7 @@ def _check_devices(node: Node, message: agentwire.Register, now_s: float) -> Non
 
 
 def _reconcile(
-    state: State, node: Node, message: agentwire.Register, now_s: float
+    state: State, node: Node, message: agentwire.Register, now_s: float, *, rebooted: bool
 ) -> list[AnyEffect]:
     """Bring what the agent runs and what the state says together."""
     effects: list[AnyEffect] = []
@@ -80,7 +81,10 @@ def _reconcile(
         job = state.jobs[job_id]
         for step in state.active_steps(job):
             if node.name in step.layout.nodes and node.name not in step.ended:
-                effects += _reconcile_step(state, node, job, step, reported, now_s)
+                key = (job.id, step.step_id, step.attempt)
+                if rebooted and key not in reported:  # may have run before, unconfirmed
+                    step.started.append(node.name)
+                effects += _reconcile_step(state, node, job, step, reported.get(key), now_s)
         if job.completing and job.kill_at_s is None and job_id in state.on_node[node.name]:
             effects.append(_end_job(node, job.id, job.attempt))
     for job_id, attempt in message.cleaned:
@@ -107,19 +111,17 @@ def _reconcile_step(
     node: Node,
     job: Job,
     step: Step,
-    reported: dict[tuple[int, str, int], agentwire.StepReport],
+    report: agentwire.StepReport | None,
     now_s: float,
 ) -> list[AnyEffect]:
-    report = reported.get((job.id, step.step_id, step.attempt))
     if report is None and node.name not in step.started:
         if job.completing or step.killed:  # too late to start it
             step.ended.append(node.name)
-            return step_progress(state, job, step, now_s)
+            return reports.share_never_ran(state, job, step, now_s)
         return [Launch(node=node.name, job_id=job.id, step_id=step.step_id, attempt=step.attempt)]
-    if report is None or report.lost:
-        state.strays[node.name][(job.id, job.attempt)] = None  # until the agent says it is clean
-        why = "lost the step's records" if report is None else "lost the tasks with its agent"
-        return node_failed(state, job, node.name, now_s, gone=True, detail=f"{node.name} {why}")
+    if report is None:
+        detail = f"{node.name} lost the step's records"
+        return node_failed(state, job, node.name, now_s, gone=False, detail=detail)
     if report.running and node.name not in step.started:
         step.started.append(node.name)
         state.touch_step(step)
@@ -165,15 +167,21 @@ def on_link_lost(state: State, event: LinkLost) -> list[AnyEffect]:
 def on_silent(state: State, name: str, now_s: float) -> list[AnyEffect]:
     """The node timeout is over: DOWN, and its jobs end or go elsewhere."""
     node = state.nodes.get(name)
-    if node is None or node.responding or node.state == "DOWN":
+    if node is None or node.responding:
         return []
     if now_s < node.last_seen_s + state.settings.node_timeout_s:
         return []
-    return set_down(state, node, SILENT, now_s)
+    effects = [] if node.state == "DOWN" else set_down(state, node, SILENT, now_s)
+    for job_id in list(state.on_node[name]):
+        effects += node_failed(state, state.jobs[job_id], name, now_s, gone=True)
+    return effects
 
 
 def set_down(state: State, node: Node, reason: str, now_s: float) -> list[AnyEffect]:
-    """UP or UNKNOWN -> DOWN by the controller itself."""
+    """UP or UNKNOWN -> DOWN.
+
+    Its jobs end now, but hold the node until the agent has cleaned it (or is silent too long).
+    """
     node.state = "DOWN"
     if not (node.drain and node.reason_by == "user"):
         node.reason, node.reason_s, node.reason_by = reason, now_s, "auto"
@@ -181,7 +189,7 @@ def set_down(state: State, node: Node, reason: str, now_s: float) -> list[AnyEff
     state.touch_node(node)
     effects: list[AnyEffect] = []
     for job_id in list(state.on_node[node.name]):
-        effects += node_failed(state, state.jobs[job_id], node.name, now_s, gone=True)
+        effects += node_failed(state, state.jobs[job_id], node.name, now_s, gone=False)
     balance_spares(state, now_s)
     state.want_schedule = True
     return effects

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from scheduler.api.records import Job, Node, NodeAlloc, Resources
+from scheduler.api.records import Job, Node, NodeAlloc, Partition, Resources
 from scheduler.core.layout import block_counts
 from scheduler.core.pool import NodeFree, Pool, bits, lowest
 from scheduler.core.state import State
@@ -193,6 +193,15 @@ PROCESSORS = "More processors requested than permitted"
 FEATURES = "Invalid feature specification"
 
 
+def size_of(state: State, part: Partition) -> int:
+    """How many nodes the partition has in service when all are well.
+
+    While a spare stands in for a lost node both count as serving, so the file's number bounds it.
+    """
+    serving = sum(1 for n in part.nodes if n in state.nodes and not state.nodes[n].spare)
+    return min(serving, state.target_nodes)
+
+
 def infeasible(state: State, job: Job, partition: str) -> tuple[str, str] | None:
     """Why no state of the partition's nodes could ever satisfy the job; None when one could.
 
@@ -206,10 +215,9 @@ def infeasible(state: State, job: Job, partition: str) -> tuple[str, str] | None
     for name in res.nodelist:
         if name not in part.nodes:
             return CONFIG, f"node {name} is not in partition {partition}"
-    if demand.min_nodes > len(serving):
-        return NODE_COUNT, (
-            f"{demand.min_nodes} nodes asked for, partition {partition} has {len(serving)}"
-        )
+    size = size_of(state, part)
+    if demand.min_nodes > size:
+        return NODE_COUNT, f"{demand.min_nodes} nodes asked for, partition {partition} has {size}"
     fitting = [n for n in nodes if matches(n, res)]
     if res.constraint and not fitting:
         return FEATURES, f"no node of partition {partition} has the features {res.constraint}"
@@ -218,12 +226,12 @@ def infeasible(state: State, job: Job, partition: str) -> tuple[str, str] | None
         return CONFIG, f"{too_big} on one node"
     empty = Pool({n.name: NodeFree(n) for n in nodes})
     names = [n.name for n in serving] + [n.name for n in nodes if n.spare]
-    if place(state, empty, job, names, now=False) is None:
+    fits = place(state, empty, job, names, now=False)
+    if fits is None or len(fits) > size:  # a spare serves only in another's place
         total = sum(n.cpus for n in fitting if not n.spare)
         text = PROCESSORS if demand.ntasks * demand.cpt > total else CONFIG
         return text, (
-            f"partition {partition} ({len(serving)} nodes, {total} CPUs) cannot hold it, "
-            "even when empty"
+            f"partition {partition} ({size} nodes, {total} CPUs) cannot hold it, even when empty"
         )
     return None
 

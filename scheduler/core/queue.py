@@ -71,8 +71,11 @@ def _shape(job: Job) -> bytes:
 
 
 def _below_throttle(state: State, job: Job) -> bool:
-    """False (and the reason set) when an array has as many tasks running as it may."""
-    if not job.array_throttle or not job.array_tasks:
+    """False (and the reason set) when an array has as many tasks running as it may.
+
+    A task that was requeued has a record of its own and counts like one that never started.
+    """
+    if not job.array_throttle or not job.array_job_id:
         return True
     if state.array_running.get(job.array_job_id, 0) < job.array_throttle:
         return True

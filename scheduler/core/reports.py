@@ -50,13 +50,28 @@ def _launch_detail(node: str, message: agentwire.LaunchFailed) -> str:
 def on_launch_failed(
     state: State, node: str, message: agentwire.LaunchFailed, now_s: float
 ) -> list[AnyEffect]:
-    """Nothing of the step runs on that node."""
+    """Nothing of the step runs on that node.  Repeated until ``Forget``."""
+    forget = _forget(node, message)
     found = find(state, message.job_id, message.step_id, message.attempt)
-    if found is None:
-        return []
-    job, step = found
-    if node not in step.ended:
-        step.ended.append(node)
+    if found is None or node in found[1].ended:
+        return [forget]
+    return [*_launch_failed(state, *found, node, message, now_s), forget]
+
+
+def _forget(node: str, message: agentwire.LaunchFailed | agentwire.StepEnded) -> Send:
+    steps = [(message.job_id, message.step_id, message.attempt)]
+    return Send(node=node, message=agentwire.Forget(steps=steps))
+
+
+def _launch_failed(
+    state: State,
+    job: Job,
+    step: Step,
+    node: str,
+    message: agentwire.LaunchFailed,
+    now_s: float,
+) -> list[AnyEffect]:
+    step.ended.append(node)
     step.reason = step.reason or "LaunchFailed"
     step.code = max(step.code, 1)
     if step.step_id == STEP_BATCH:
@@ -117,22 +132,28 @@ def on_step_ended(
     state: State, node: str, message: agentwire.StepEnded, now_s: float
 ) -> list[AnyEffect]:
     """One node's share is over.  Repeated until ``Forget``, so a second one changes nothing."""
-    forget = Send(
-        node=node,
-        message=agentwire.Forget(steps=[(message.job_id, message.step_id, message.attempt)]),
-    )
+    forget = _forget(node, message)
     job = current(state, message.job_id, message.attempt)
     found = find(state, message.job_id, message.step_id, message.attempt)
     effects: list[AnyEffect] = []
+    # A step whose launch was still under way when the agent said "clean" may run there by now.
+    clean = message.clean and job is not None and _none_else_there(state, job, node, message)
     if found is not None and node not in found[1].ended:
         effects += _node_share_ended(state, *found, node, message, now_s)
-    if message.clean and job is not None and job.completing:
+    if clean and job is not None and job.completing:
         effects = [e for e in effects if not _ends_job(e, node)]  # nothing is left to end there
         for alloc in job.allocs:
             if alloc.node == node:
                 state.release_alloc(job, alloc, now_s)
         effects += settle(state, job, now_s)
     return [*effects, forget]
+
+
+def _none_else_there(state: State, job: Job, node: str, message: agentwire.StepEnded) -> bool:
+    return all(
+        step.step_id == message.step_id or node in step.ended or node not in step.layout.nodes
+        for step in state.active_steps(job)
+    )
 
 
 def _ends_job(effect: AnyEffect, node: str) -> bool:
@@ -168,12 +189,24 @@ def _node_share_ended(
         step.reason = "NODE FAILURE"
         step.signal = step.signal or 9
     effects += step_progress(state, job, step, now_s)
+    if message.lost and step.end_s is None:
+        effects += end_step(state, step, "NODE FAILURE")  # the others would wait for ever
     if step.step_id == STEP_BATCH and step.end_s is not None:
         if message.lost and not job.completing:
             return effects + node_failed(state, job, node, now_s, gone=False)
         return effects + batch_ended(state, job, step, now_s)
     if step.end_s is None and step.first_failure is not None and step.kill_on_bad_exit:
         effects += end_step(state, step, "")
+    return effects
+
+
+def share_never_ran(state: State, job: Job, step: Step, now_s: float) -> list[AnyEffect]:
+    """The step was killed before one of its nodes heard of it; that share counts as ended."""
+    effects = step_progress(state, job, step, now_s)
+    if step.step_id == STEP_BATCH and step.end_s is not None and not job.completing:
+        step.signal = step.signal or 9
+        state.touch_step(step)
+        effects += batch_ended(state, job, step, now_s)
     return effects
 
 

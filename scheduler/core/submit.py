@@ -11,7 +11,7 @@ from scheduler.core import arrays, deps
 from scheduler.core.effects import AnyEffect, KeepPayload, Reply
 from scheduler.core.events import JobSubmitted
 from scheduler.core.lifecycle import check_deps
-from scheduler.core.placement import infeasible
+from scheduler.core.placement import infeasible, size_of
 from scheduler.core.priority import priority_of
 from scheduler.core.state import State
 
@@ -187,8 +187,7 @@ def _check_limits(state: State, job: Job, spec: JobSpec) -> None:
 def _only_too_many(state: State, job: Job, partition: str) -> bool:
     """True when the request fails on how many nodes or tasks there are, not on one node's size."""
     part = state.partitions[partition]
-    size = sum(1 for n in part.nodes if n in state.nodes and not state.nodes[n].spare)
-    if job.res.min_nodes > size:
+    if job.res.min_nodes > size_of(state, part):
         return True
     cpus = sum(state.nodes[n].cpus for n in part.nodes if n in state.nodes)
     return job.res.ntasks * max(1, job.res.cpus_per_task) > cpus
@@ -205,8 +204,7 @@ def limit_reason(state: State, job: Job, partition: str) -> str:
         return "PartitionNodeLimit"
     if part.state not in ("UP", "DRAIN"):
         return "PartitionDown" if part.state == "DOWN" else "PartitionInactive"
-    size = sum(1 for n in part.nodes if n in state.nodes and not state.nodes[n].spare)
-    if job.res.min_nodes > size:
+    if job.res.min_nodes > size_of(state, part):
         return "PartitionConfig"
     return ""
 

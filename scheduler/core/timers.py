@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from heapq import heappop
 
+from scheduler.api.records import Job
 from scheduler.core.effects import AnyEffect
 from scheduler.core.lifecycle import end_everywhere, finish, is_over
 from scheduler.core.nodes import on_silent
@@ -36,16 +37,7 @@ def _job_due(state: State, kind: str, job_id: int, now_s: float) -> list[AnyEffe
         state.want_schedule = True
         return []
     if kind == "forget":
-        wanted = any(
-            state.jobs.get(i) is not None and state.jobs[i].state == "PENDING"
-            for key in (job.id, job.array_job_id)
-            for i in state.dependents.get(key, {})
-        )
-        old = job.end_s is not None and now_s >= job.end_s + state.settings.min_job_age_s
-        if wanted:
-            state.at(now_s + state.settings.min_job_age_s, "forget", str(job.id))
-        elif is_over(job) and old:
-            state.forget_job(job)
+        _forget(state, job, now_s)
         return []
     if kind == "kill":
         if job.completing and job.kill_at_s is not None and now_s >= job.kill_at_s:
@@ -53,6 +45,26 @@ def _job_due(state: State, kind: str, job_id: int, now_s: float) -> list[AnyEffe
             return end_everywhere(state, job)
         return []
     return _limit_due(state, kind, job_id, now_s)
+
+
+def _forget(state: State, job: Job, now_s: float) -> None:
+    """Drop the job when it is long over and no dependency asks for it.
+
+    An array goes as a whole: what became of it is told by all its tasks.
+    """
+    age_s = state.settings.min_job_age_s
+    tasks = [state.jobs[i] for i in state.by_array.get(job.array_job_id, {})] or [job]
+    wanted = any(  # also by a job that was cancelled for it: it may be requeued
+        state.jobs.get(i) is not None and state.jobs[i].deps
+        for key in {t.id: None for t in tasks} | {job.array_job_id: None}
+        for i in state.dependents.get(key, {})
+    )
+    old = all(is_over(t) and t.end_s is not None and now_s >= t.end_s + age_s for t in tasks)
+    if old and not wanted:
+        for task in tasks:
+            state.forget_job(task)
+    elif is_over(job):
+        state.at(now_s + age_s, "forget", str(job.id))
 
 
 def _limit_due(state: State, kind: str, job_id: int, now_s: float) -> list[AnyEffect]:

@@ -49,6 +49,7 @@ class FakeAgent:
         self.linked = True
         self.starts: list[tuple[int, str, int]] = []
         self.agent_id = f"{name}-1"
+        self.boot_id = "b"
         self.lost: dict[tuple[int, str, int], list[int]] = {}
 
     def say(self, message: agentwire.Message) -> None:
@@ -82,7 +83,7 @@ class FakeAgent:
                 protocol=wire.PROTOCOL,
                 version="0",
                 node=self.name,
-                boot_id="b",
+                boot_id=self.boot_id,
                 agent_id=self.agent_id,
                 pid=1,
                 cpus=node.cpus,
@@ -245,6 +246,15 @@ class World:
         for agent in self.agents.values():
             if agent.linked:
                 agent.register()
+
+    def reboot(self, name: str) -> None:
+        """The machine comes back with an empty disk: nothing of it is left."""
+        agent = self.agents[name]
+        agent.running.clear()
+        agent.ended.clear()
+        agent.boot_id += "b"
+        agent.agent_id += "b"
+        agent.register()
 
     # ------------------------------------------------------------ verbs
 
