@@ -18,6 +18,13 @@ set -euo pipefail
 # The Python that has clusterctl installed; the compile step needs its jax extra, the ranks do not.
 PYTHON=${CLUSTERCTL_PYTHON:-python3}
 
+# The program: your own train.py where you call sbatch, else the one that is installed.
+if [ -f "$SLURM_SUBMIT_DIR/train.py" ]; then
+    TRAIN=("$SLURM_SUBMIT_DIR/train.py")
+else
+    TRAIN=(-m jobs.train)
+fi
+
 # Everything this run writes, on a disk that all nodes share. The job id stays the same when the job
 # is requeued, so the second attempt finds the checkpoints of the first.
 OUT=${TRAIN_OUT:-$SLURM_SUBMIT_DIR/train-out/$SLURM_JOB_ID}
@@ -33,7 +40,7 @@ if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then
 fi
 
 # 1. Compile once, here on the job's first node. The compile cache makes every later run quick.
-"$PYTHON" -m jobs.train compile --ranks "$RANKS" --out "$OUT" "$@"
+"$PYTHON" "${TRAIN[@]}" compile --ranks "$RANKS" --out "$OUT" "$@"
 
 # 2. Train on all ranks. The step ends when one rank fails, and the script with its exit code.
-srun "$PYTHON" -m jobs.train run --out "$OUT" "$@"
+srun "$PYTHON" "${TRAIN[@]}" run --out "$OUT" "$@"

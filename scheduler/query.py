@@ -344,6 +344,8 @@ def node_flags(node: Node, alloc_cpus: int, completing: bool) -> list[str]:
         flags.append("DRAIN")
     if node.fail:
         flags.append("FAIL")
+    if node.spare and base == "IDLE" and not node.drain and not node.fail:
+        flags.append("RESERVED")  # no job gets it while it is a spare
     if not node.responding:
         flags.append("NOT_RESPONDING")
     return flags

@@ -46,7 +46,7 @@ def status_values(
         nodes.append(
             {
                 "name": node.name,
-                "state": "+".join(view["flags"]),
+                "state": "+".join(f for f in view["flags"] if f != "RESERVED"),
                 "spare": node.spare,
                 "agent_pid": node.agent_pid if node.responding else 0,
                 "instance_type": node.instance_type,

@@ -44,7 +44,7 @@ def render(status: dict[str, Any]) -> str:
         lines.append(f"trouble     the state cannot be written: {controller['trouble']}")
     jobs = [f"{count} {state.lower()}" for state, count in status["jobs"].items()]
     lines.append(
-        f"jobs        {', '.join(jobs) or 'none'}; {status['finished_jobs']} ended in accounting"
+        f"jobs        {', '.join(jobs) or 'none'}; {status['finished_jobs']} older in accounting"
     )
     rows: list[tuple[str, ...]] = [("NODE", "STATE", "TYPE", "JOBS", "AGENT", "REASON")]
     rows.extend(_row(node) for node in status["nodes"])

@@ -43,6 +43,7 @@ _STATE_NAMES = {
     "comp": "completing",
     "no_resp": "no_respond",
     "failg": "failing",
+    "resv": "reserved",
 }
 _VALID = (
     "unknown,down,idle,allocated,?,mixed,future,drain,drained,draining,no_respond,reserved,"
@@ -58,6 +59,8 @@ def _in_state(flags: list[str], name: str) -> bool:
         return True
     if name == "allocated":
         return base in ("ALLOCATED", "MIXED") or "COMPLETING" in flags
+    if name == "idle" and "RESERVED" in flags:
+        return False
     if name in ("idle", "mixed", "down", "unknown"):
         return base == name.upper()
     if name in ("drain", "fail", "completing"):

@@ -24,6 +24,7 @@ _COMPACT = {
     "FAILING": "failg",
     "IDLE": "idle",
     "MIXED": "mix",
+    "RESERVED": "resv",
     "UNKNOWN": "unk",
 }
 
@@ -36,6 +37,8 @@ def state_word(flags: list[str]) -> str:
         return "DRAINING" if busy else "DRAINED"
     if "FAIL" in flags:
         return "FAILING" if busy else "FAIL"
+    if "RESERVED" in flags:
+        return "RESERVED"
     return "COMPLETING" if "COMPLETING" in flags else base
 
 
@@ -65,7 +68,9 @@ def state_order(node: dict[str, Any]) -> tuple[int, int]:
 
 def _usable(node: dict[str, Any]) -> bool:
     flags = node.get("flags") or ["UNKNOWN"]
-    return flags[0] in ("IDLE", "ALLOCATED", "MIXED") and not {"DRAIN", "FAIL"} & set(flags)
+    return flags[0] in ("IDLE", "ALLOCATED", "MIXED") and not {"DRAIN", "FAIL", "RESERVED"} & set(
+        flags
+    )
 
 
 def _busy(node: dict[str, Any]) -> bool:

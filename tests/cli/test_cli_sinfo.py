@@ -153,6 +153,7 @@ def test_errors(run: Runner) -> None:
 @pytest.mark.parametrize(
     ("flags", "compact", "full"),
     [
+        (["IDLE", "RESERVED"], "resv", "reserved"),
         (["IDLE"], "idle", "idle"),
         (["MIXED", "DRAIN"], "drng", "draining"),
         (["IDLE", "COMPLETING", "DRAIN"], "drng", "draining"),

@@ -141,3 +141,9 @@ def test_unwritable_output_fails_the_job_with_the_reason(cluster: Cluster) -> No
     shown = cluster.show(j)
     assert "Reason=JobLaunchFailure" in shown
     assert "ExitCode=0:53" in shown
+
+
+def test_a_spare_is_shown_as_reserved(cluster: Cluster) -> None:
+    assert cluster.run("sinfo", "-h", "-t", "resv", "-o", "%N %t").stdout == "trn1-005 resv\n"
+    assert cluster.run("sinfo", "-h", "-t", "idle", "-o", "%N").stdout == "trn1-[001-004]\n"
+    assert "State=IDLE+RESERVED " in cluster.run("scontrol", "show", "node", "trn1-005").stdout

@@ -339,6 +339,28 @@ def test_script_compiles_once_and_trains(bench: Bench, tmp_path: Path) -> None:
     assert [used.core(core).other["model_load_count"] for core in (6, 9)] == [2, 2]
 
 
+def test_script_runs_the_train_py_beside_it(tmp_path: Path) -> None:
+    """A copy of both files is the user's own: what they change in train.py is what runs."""
+    (tmp_path / "srun").write_text('#!/bin/bash\nexec "$@"\n')
+    (tmp_path / "srun").chmod(0o755)
+    (tmp_path / "train.py").write_text("import sys\nprint('mine', sys.argv[1])\n")
+    done = subprocess.run(
+        [str(mpi.ROOT / "jobs" / "train.sh")],
+        env={
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "CLUSTERCTL_PYTHON": sys.executable,
+            "SLURM_SUBMIT_DIR": str(tmp_path),
+            "SLURM_JOB_ID": "7",
+            "SLURM_NTASKS": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "mine compile\nmine run\n"
+
+
 def test_script_is_a_valid_batch_script() -> None:
     script = mpi.ROOT / "jobs" / "train.sh"
     assert os.access(script, os.X_OK)
