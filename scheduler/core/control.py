@@ -300,7 +300,7 @@ def _check_update(state: State, event: Asked, request: wire.UpdateJob, job: Job)
     if job.state != "PENDING" and any(f is not None for f in fields):
         raise Rejected("Job is no longer pending execution")
     if request.dependency:
-        deps.parse(request.dependency)
+        deps.check_circle(state, job, deps.parse(request.dependency)[0])
     if request.min_nodes is not None and request.min_nodes < 1:
         raise Rejected("Node count specification invalid")
     trial = msgspec.structs.replace(job, res=_new_resources(job, request))

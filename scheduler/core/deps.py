@@ -8,6 +8,7 @@ from scheduler.api.states import TERMINAL
 from scheduler.core.state import State
 
 PROBLEM = "Job dependency problem"
+CIRCLE = "Circular job dependency"
 KINDS = ("after", "afterany", "afterok", "afternotok")
 
 
@@ -56,6 +57,20 @@ def _targets(state: State, target: str) -> list[Job]:
         return found
     number = int(task)
     return [j for j in found if j.array_task_id == number or number in j.array_tasks]
+
+
+def check_circle(state: State, job: Job, wanted: list[tuple[str, str]]) -> None:
+    """Raises ``Rejected`` when ``job`` with these dependencies would wait for itself."""
+    own = {t.id: None for t in _targets(state, str(job.array_job_id or job.id))} | {job.id: None}
+    seen: dict[int, None] = {}
+    todo = [target for _, target in wanted if target]
+    while todo:
+        for other in _targets(state, todo.pop()):
+            if other.id in own:
+                raise Rejected(CIRCLE)
+            if other.id not in seen:
+                seen[other.id] = None
+                todo += [target for _, target in other.deps if target]
 
 
 def _verdict(kind: str, job: Job) -> bool | None:

@@ -51,6 +51,7 @@ def test_a_dependency_waits_until_the_nodes_of_its_target_are_clean() -> None:
     after = w.submit(dependency=f"afterany:{first}")
 
     w.ask(wire.Cancel(ids=[str(first)]))
+    w.submit(hold=True)  # has the queue looked at again
     w.advance(5)
     assert (w.job(first).state, w.job(first).completing) == ("CANCELLED", True)
     assert w.states(after) == ["PENDING"]
@@ -94,6 +95,26 @@ def test_a_requeued_job_still_depends_on_a_target_that_is_long_over() -> None:
     w.ask(wire.Cancel(ids=[str(waits)]))
     w.advance(60)
     assert not w.state.jobs
+
+
+def test_jobs_cannot_be_made_to_wait_for_each_other() -> None:
+    w = World(nodes=1, min_job_age_s=10)
+    first = w.submit(hold=True)
+    array = w.submit(array="0-1", dependency=f"afterok:{first}")
+    last = w.submit(dependency=f"afterok:{array}_1")
+
+    for target in (first, array, last):
+        reply = w.ask(wire.UpdateJob(id=str(first), dependency=f"afterany:{target}"))
+        assert reply == wire.Error(code="rejected", message="Circular job dependency")
+    assert w.job(first).deps == []
+    other = w.submit(hold=True)
+    assert isinstance(
+        w.ask(wire.UpdateJob(id=str(first), dependency=f"afterany:{other}")), wire.Results
+    )
+
+    w.ask(wire.Cancel())
+    w.advance(60)
+    assert not w.state.jobs, "two that wait for each other were never forgotten"
 
 
 # ---------------------------------------------------------------------- arrays
