@@ -2,7 +2,7 @@
 
 Rules (the name that a failure carries): ``lost``, ``resubmitted``, ``twice``, ``uncommitted``,
 ``fencing``, ``double use``, ``early end``, ``end state``, ``rerun``, ``undone cancel``,
-``held``, ``drain``, ``throttle``, ``dependency``, ``killed``, ``answer``.
+``held``, ``drain``, ``throttle``, ``dependency``, ``killed``.
 """
 
 from __future__ import annotations
@@ -74,8 +74,6 @@ class Auditor:
                     for row in facts.members(int(result.id)):
                         if not any(_requeues(facts, other, row) for other in later):
                             facts.cancelled[row.id] = self.loop.now
-        elif isinstance(reply, wire.Submitted):
-            raise Failure("answer", f"{request} was answered by {reply}")
 
     # ------------------------------------------------------------ the store
 
@@ -87,6 +85,7 @@ class Auditor:
         changed = [self._job_committed(job) for job in rows.jobs]
         for row, before in changed:
             if row.attempt > before.attempt:
+                facts.began[row.id, row.attempt] = self.loop.now
                 self._check_start(row, before)
             if row.over:
                 self._open.pop(row.id, None)
@@ -217,7 +216,8 @@ class Auditor:
         if row is None or row.attempt < key.attempt:
             raise Failure("uncommitted", f"{key} was started, but no row says so")
         newest = facts.newest.get(key.job_id, 0)
-        if newest > key.attempt and not facts.trouble(node, 0.0):
+        began_s = facts.began.get((key.job_id, key.attempt), self.loop.now)
+        if newest > key.attempt and not facts.trouble(node, began_s):
             raise Failure("fencing", f"{key} was started on {node} after attempt {newest}")
         facts.newest[key.job_id] = max(newest, key.attempt)
         mem_mib: dict[int, int] = {key.job_id: launch.mem_mib}

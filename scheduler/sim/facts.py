@@ -92,6 +92,7 @@ class Facts:
         self.live: dict[tuple[str, Key], Live] = {}
         self.ever: dict[tuple[str, Key], None] = {}
         self.newest: dict[int, int] = {}  # job -> newest attempt that ever had a process
+        self.began: dict[tuple[int, int], float] = {}  # (job, attempt) -> when committed
         self.exits: dict[Key, list[TaskExit]] = {}
         self.gone_at: dict[Key, float] = {}
         self.no_launch: dict[Key, None] = {}
