@@ -50,21 +50,31 @@ def _job_due(state: State, kind: str, job_id: int, now_s: float) -> list[AnyEffe
 def _forget(state: State, job: Job, now_s: float) -> None:
     """Drop the job when it is long over and no dependency asks for it.
 
-    An array goes as a whole: what became of it is told by all its tasks.
+    An array goes as a whole: what became of it is told by all its tasks.  Only the timer of its
+    newest record looks, and looks again, so that thousands of tasks are not each asked about by
+    thousands.
     """
     age_s = state.settings.min_job_age_s
-    tasks = [state.jobs[i] for i in state.by_array.get(job.array_job_id, {})] or [job]
-    wanted = any(  # also by a job that was cancelled for it: it may be requeued
+    ids = state.by_array.get(job.array_job_id) or {job.id: None}
+    if job.id != next(reversed(ids)) or not is_over(job):
+        return
+    again_s = 0.0
+    for i in ids:
+        task = state.jobs[i]
+        due_s = task.end_s + age_s if is_over(task) and task.end_s is not None else now_s + age_s
+        if due_s > now_s:
+            again_s = due_s
+            break
+    wanted = not again_s and any(  # also by a job that was cancelled for it: it may be requeued
         state.jobs.get(i) is not None and state.jobs[i].deps
-        for key in {t.id: None for t in tasks} | {job.array_job_id: None}
+        for key in {**ids, job.array_job_id: None}
         for i in state.dependents.get(key, {})
     )
-    old = all(is_over(t) and t.end_s is not None and now_s >= t.end_s + age_s for t in tasks)
-    if old and not wanted:
-        for task in tasks:
-            state.forget_job(task)
-    elif is_over(job):
-        state.at(now_s + age_s, "forget", str(job.id))
+    if again_s or wanted:
+        state.at(again_s or now_s + age_s, "forget", str(job.id))
+        return
+    for task in [state.jobs[i] for i in ids]:
+        state.forget_job(task)
 
 
 def _limit_due(state: State, kind: str, job_id: int, now_s: float) -> list[AnyEffect]:
