@@ -21,6 +21,7 @@ PYTHON=${CLUSTERCTL_PYTHON:-python3}
 # The program: your own train.py where you call sbatch, else the one that is installed.
 if [ -f "$SLURM_SUBMIT_DIR/train.py" ]; then
     TRAIN=("$SLURM_SUBMIT_DIR/train.py")
+    echo "running ${TRAIN[0]}"
 else
     TRAIN=(-m jobs.train)
 fi

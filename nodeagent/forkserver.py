@@ -83,7 +83,7 @@ def supervise(body: bytes, config: NodeConfig, generation: str) -> None:
         text = os.strerror(error.errno or 0)
         link.connect(time.monotonic())
         link.queue(supervisor.message("Hello", pid=own.pid))
-        supervisor.launch_failed(f"spool folder {journal.spool}: {text}", text)
+        supervisor.launch_failed(f"spool folder {journal.spool}", text)
         link.flush()
         return
     supervisor.run()

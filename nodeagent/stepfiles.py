@@ -22,9 +22,8 @@ class CannotOpen(Exception):
     """A file of the step cannot be opened: nothing of it is started."""
 
     def __init__(self, path: bytes, error: OSError) -> None:
-        text = os.strerror(error.errno or 0)
-        super().__init__(f"Could not open {os.fsdecode(path)}: {text}")
-        self.errno_text = text
+        super().__init__(f"Could not open {os.fsdecode(path)}")
+        self.errno_text = os.strerror(error.errno or 0)
 
 
 @dataclass

@@ -179,7 +179,9 @@ def start_tasks(supervisor: Supervisor) -> None:
         supervisor.launch_failed(str(error), error.errno_text)
         return
     except OSError as error:
-        supervisor.launch_failed(str(error), os.strerror(error.errno) if error.errno else "")
+        name = error.filename
+        what = f"cannot use {os.fsdecode(name)}" if isinstance(name, str | bytes) else str(error)
+        supervisor.launch_failed(what, os.strerror(error.errno) if error.errno else "")
         return
     except ValueError as error:  # a NUL in a name, or text that was not packed
         supervisor.launch_failed(f"the launch is not understood: {error}", "Invalid argument")

@@ -15,6 +15,7 @@ from scheduler.core import effects as fx
 from scheduler.core import events
 from scheduler.core.state import Settings, State
 from scheduler.session import Session
+from scheduler.store import Loaded, TurnRows
 from scheduler.transport.base import Transport
 
 
@@ -89,3 +90,31 @@ def merge_node(node: Node, row: Node | None) -> Node:
         features=node.features,
         instance_type=node.instance_type,
     )
+
+
+def state_of(
+    loaded: Loaded, settings: Settings, nodes: list[Node], partitions: list[Partition]
+) -> State:
+    """The core's state from the rows; ``nodes`` and ``partitions`` as the cluster file has them."""
+    rows = {n.name: n for n in loaded.nodes}
+    merged = [merge_node(n, rows.get(n.name)) for n in nodes]
+    return State(settings, merged, partitions, loaded.jobs, loaded.steps, loaded.meta)
+
+
+def turn_rows(
+    state: State, effects: list[fx.AnyEffect], payload_of: Callable[[int], Payload | None]
+) -> TurnRows:
+    """What a turn must write: the changed records, and the payloads of the accepted requests."""
+    dirty = state.take_dirty()
+    rows = TurnRows(
+        jobs=dirty.jobs,
+        steps=dirty.steps,
+        nodes=dirty.nodes,
+        meta=dirty.meta,
+        forgotten_jobs=dirty.forgotten_jobs,
+    )
+    for effect in effects:
+        if isinstance(effect, fx.KeepPayload):
+            payload = payload_of(effect.req) or Payload()
+            rows.payloads[effect.job_id] = msgspec.json.encode(payload)
+    return rows

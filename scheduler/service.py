@@ -30,7 +30,16 @@ from scheduler.hubs.stepio import StepHub, final_record
 from scheduler.hubs.waits import WaitHub
 from scheduler.links import CoreMessage, Links
 from scheduler.pacing import Pacer
-from scheduler.parts import Core, CoreFailed, Pass, Setup, Waiting, disk_text, merge_node
+from scheduler.parts import (
+    Core,
+    CoreFailed,
+    Pass,
+    Setup,
+    Waiting,
+    disk_text,
+    state_of,
+    turn_rows,
+)
 from scheduler.query import job_view
 from scheduler.session import Session
 from scheduler.statusview import status_values
@@ -130,16 +139,8 @@ class Controller:
         """A state from the rows, with the sizes that the cluster file gives the nodes."""
         loaded = self.store.load()
         self._floor_s = loaded.last_event_s
-        rows = {n.name: n for n in loaded.nodes}
-        nodes = [merge_node(n, rows.get(n.name)) for n in self.setup.nodes()]
-        return State(
-            self.setup.settings(),
-            nodes,
-            self.setup.partitions(),
-            loaded.jobs,
-            loaded.steps,
-            loaded.meta,
-        )
+        setup = self.setup
+        return state_of(loaded, setup.settings(), setup.nodes(), setup.partitions())
 
     def _welcome(self, node: str) -> agentwire.Welcome:
         return agentwire.Welcome(
@@ -286,19 +287,7 @@ class Controller:
         self._want_turn()
 
     def _rows(self, effects: list[fx.AnyEffect]) -> TurnRows:
-        dirty = self.state.take_dirty()
-        rows = TurnRows(
-            jobs=dirty.jobs,
-            steps=dirty.steps,
-            nodes=dirty.nodes,
-            meta=dirty.meta,
-            forgotten_jobs=dirty.forgotten_jobs,
-        )
-        for effect in effects:
-            if isinstance(effect, fx.KeepPayload):
-                payload = self._replies[effect.req].payload
-                rows.payloads[effect.job_id] = _encode(payload or Payload())
-        return rows
+        return turn_rows(self.state, effects, lambda req: self._replies[req].payload)
 
     # ------------------------------------------------------------------ effects
 

@@ -48,21 +48,16 @@ def up(home: Path, wish: Wish, progress: Progress, timeout_s: float = 60.0) -> N
             local.prepare_home(config)
         except OSError as error:
             raise Unavailable(f"cannot prepare {home}: {error}") from None
-        started = start_agents(config)
         running = controller(home)
         if running is None:
-            progress.update("starting the controller")
-            try:
-                running = start_controller(config, timeout_s)
-            except Unavailable:
-                for agent in started:  # tasks they may have found again live on
-                    proc.stop(agent)
-                raise
-        elif config_changed(config):
-            progress.note(
-                f"{config.path} changed since the controller started; to apply it: "
-                "clusterctl down --keep-jobs && clusterctl up"
-            )
+            running = start_all(config, progress, timeout_s)
+        else:
+            start_agents(config, [])
+            if config_changed(config):
+                progress.note(
+                    f"{config.path} changed since the controller started; to apply it: "
+                    "clusterctl down --keep-jobs && clusterctl up"
+                )
         nodes = wait_nodes(config, progress, timeout_s)
         progress.result(summary(config, running, nodes))
 
@@ -232,12 +227,24 @@ def start_controller(config: ClusterConfig, timeout_s: float) -> wire.Pong:
 # ---------------------------------------------------------------- the nodes
 
 
-def start_agents(config: ClusterConfig) -> list[proc.ProcessId]:
+def start_all(config: ClusterConfig, progress: Progress, timeout_s: float) -> wire.Pong:
+    """Agents and controller; all or, with ``Unavailable``, nothing that did not run before."""
+    started: list[proc.ProcessId] = []
+    try:
+        start_agents(config, started)
+        progress.update("starting the controller")
+        return start_controller(config, timeout_s)
+    except Unavailable:
+        for agent in started:  # tasks they may have found again live on
+            proc.stop(agent)
+        raise
+
+
+def start_agents(config: ClusterConfig, started: list[proc.ProcessId]) -> None:
     """Start the local agents that do not run (all at once; the controller dials them).
 
-    Returns those that did not run before.  Raises ``Unavailable``.
+    Those that did not run before are added to ``started``.  Raises ``Unavailable``.
     """
-    started = []
     for name, spec in config.specs.items():
         if spec.transport == "local":
             node_dir = config.node_dir(name)
@@ -248,7 +255,6 @@ def start_agents(config: ClusterConfig) -> list[proc.ProcessId]:
                 raise Unavailable(f"cannot start the agent of {name}: {error}") from None
             if process != before:
                 started.append(process)
-    return started
 
 
 def wait_nodes(config: ClusterConfig, progress: Progress, timeout_s: float) -> list[dict[str, Any]]:

@@ -68,8 +68,8 @@ def state_order(node: dict[str, Any]) -> tuple[int, int]:
 
 def _usable(node: dict[str, Any]) -> bool:
     flags = node.get("flags") or ["UNKNOWN"]
-    return flags[0] in ("IDLE", "ALLOCATED", "MIXED") and not {"DRAIN", "FAIL", "RESERVED"} & set(
-        flags
+    return flags[0] in ("IDLE", "ALLOCATED", "MIXED") and not (
+        {"DRAIN", "FAIL", "RESERVED"}.intersection(flags)
     )
 
 

@@ -42,9 +42,7 @@ def on_step_started(state: State, node: str, message: agentwire.StepStarted) -> 
 
 
 def _launch_detail(node: str, message: agentwire.LaunchFailed) -> str:
-    """One sentence; the system's text once, also where the agent's reason ends with it."""
-    reason = message.reason.removesuffix(message.errno_text).rstrip(": ")
-    return ": ".join(part for part in (node, reason, message.errno_text) if part)
+    return ": ".join(part for part in (node, message.reason, message.errno_text) if part)
 
 
 def on_launch_failed(

@@ -20,7 +20,7 @@ from scheduler.store import TurnRows
 class Auditor:
     """Told of everything that happens; raises ``Failure`` when it must not."""
 
-    def __init__(self, loop: Loop, settings: Settings, cpus: int, mem_mib: int) -> None:
+    def __init__(self, loop: Loop, settings: Settings, mem_mib: int) -> None:
         self.loop = loop
         self.mem_mib = mem_mib
         self.facts = Facts(loop, settings.node_timeout_s)

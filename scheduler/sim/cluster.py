@@ -44,7 +44,7 @@ class Cluster:
         names = [f"n{i}" for i in range(1, plan.nodes + plan.spares + 1)]
         self.machines = {name: Machine(self, name, i) for i, name in enumerate(names)}
         self.partitions = [Partition(name="main", nodes=names, default=True)]
-        self.auditor = Auditor(self.loop, self.settings, plan.cpus, self.mem_mib)
+        self.auditor = Auditor(self.loop, self.settings, self.mem_mib)
         self.disk = Disk()
         self.controller: Controller | None = None
         self.people = People(self)
@@ -152,7 +152,6 @@ class Cluster:
             self._links,
             lambda link, body: agent.arrived(link, body),
             lambda link, body: controller.arrived(name, link, body),
-            repeats=True,
         )
 
     def sever(self, link: Link, machine: Machine) -> None:

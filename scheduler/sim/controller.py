@@ -16,7 +16,7 @@ from scheduler.core import effects as fx
 from scheduler.core import events, machine
 from scheduler.core.invariants import check
 from scheduler.core.state import State
-from scheduler.parts import merge_node
+from scheduler.parts import state_of, turn_rows
 from scheduler.sim.loop import Failure
 from scheduler.sim.wire import Link
 from scheduler.store import TurnRows
@@ -66,16 +66,8 @@ class Controller:
 
     def _load(self) -> State:
         loaded = self.store.load()
-        rows = {n.name: n for n in loaded.nodes}
-        nodes = [merge_node(n, rows.get(n.name)) for n in self.world.node_records()]
-        return State(
-            self.world.settings,
-            nodes,
-            self.world.partitions,
-            loaded.jobs,
-            loaded.steps,
-            loaded.meta,
-        )
+        world = self.world
+        return state_of(loaded, world.settings, world.node_records(), world.partitions)
 
     def crash(self) -> None:
         """Nothing that has not left yet leaves any more."""
@@ -191,18 +183,7 @@ class Controller:
             self._want_turn()
 
     def _rows(self, effects: list[fx.AnyEffect]) -> TurnRows:
-        dirty = self.state.take_dirty()
-        rows = TurnRows(
-            jobs=dirty.jobs,
-            steps=dirty.steps,
-            nodes=dirty.nodes,
-            meta=dirty.meta,
-            forgotten_jobs=dirty.forgotten_jobs,
-        )
-        for effect in effects:
-            if isinstance(effect, fx.KeepPayload):
-                rows.payloads[effect.job_id] = _encode(self._answers[effect.req][1])
-        return rows
+        return turn_rows(self.state, effects, lambda req: self._answers[req][1])
 
     # ------------------------------------------------------------ effects
 

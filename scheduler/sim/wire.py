@@ -24,7 +24,6 @@ class Link:
         number: int,
         to_agent: Callable[[Link, bytes], None],
         to_controller: Callable[[Link, bytes], None],
-        repeats: bool,
     ) -> None:
         self.number = number
         self.agent_number = 0  # what the agent calls it
@@ -33,7 +32,6 @@ class Link:
         self._ends = (to_agent, to_controller)
         self._last_s = [0.0, 0.0]
         self._head_s = [0.0, 0.0]  # after a cut: what arrives up to here still arrives
-        self._repeats = repeats
 
     def down(self, body: bytes) -> None:
         """Controller to agent."""
@@ -49,7 +47,7 @@ class Link:
         loop = self._loop
         chance = loop.draw(1, self.number, way)
         delay_s = _SLOW_S * chance if chance > 0.97 else _FAST_S * chance
-        again = self._repeats and b'"Welcome"' not in body and b'"Register"' not in body
+        again = b'"Welcome"' not in body and b'"Register"' not in body
         times = 2 if again and loop.draw(2, self.number, way) < 0.03 else 1
         at_s = max(self._last_s[way], loop.now + delay_s)
         self._last_s[way] = at_s

@@ -146,8 +146,7 @@ def test_step_key_makes_creation_repeatable() -> None:
     assert w.agents["n001"].starts.count((j, "0", 1)) == 1
 
 
-@pytest.mark.parametrize("text", ["", ": No such file or directory"])
-def test_launch_failure_of_the_batch_script_names_the_reason(text: str) -> None:
+def test_launch_failure_of_the_batch_script_names_the_reason() -> None:
     w = World()
     w.launch_blocked = True
     j = w.submit()
@@ -160,7 +159,7 @@ def test_launch_failure_of_the_batch_script_names_the_reason(text: str) -> None:
                 job_id=j,
                 step_id="batch",
                 attempt=1,
-                reason="Could not open stdout file /nope/x" + text,
+                reason="Could not open stdout file /nope/x",
                 errno_text="No such file or directory",
             ),
         )

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.live import Cluster, live_cluster
+from tests.support.live import Cluster, live_cluster, own_home
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.xdist_group("badinput")]
 
@@ -129,6 +129,7 @@ def test_unwritable_output_is_named(cluster: Cluster) -> None:
     cluster.wait_state(j, "FAILED")
     shown = cluster.show(j)
     assert "JobState=FAILED Reason=JobLaunchFailure" in shown
+    assert "ExitCode=0:53" in shown
     assert "Could not open /nonexistent/x.out: No such file or directory\n" in shown
 
 
@@ -265,12 +266,10 @@ def can_mount() -> bool:
 def test_full_disk(tmp_path: Path) -> None:
     if not can_mount():
         pytest.skip("no mount namespace here (tests/shell has a full disk without one)")
-    home, work = tmp_path / "home", tmp_path / "work"
-    home.mkdir()
-    work.mkdir()
-    c = Cluster(home, work)
-    c.run("unshare", "--mount", "bash", "-c", FULL_DISK, timeout_s=120)
-    assert not c.pids("")
+    with own_home(tmp_path) as c:
+        c.run("unshare", "--mount", "bash", "-c", FULL_DISK, timeout_s=120)
+        assert not c.pids("")
+    work = c.work
 
     def lines(name: str) -> list[str]:
         return (work / name).read_text().split()

@@ -134,15 +134,6 @@ def test_array_of_jobs(cluster: Cluster) -> None:
     assert texts == sorted(f"{i}\n" for i in range(10))
 
 
-def test_unwritable_output_fails_the_job_with_the_reason(cluster: Cluster) -> None:
-    j = cluster.sbatch("-o", "/nonexistent/dir/x.out", script="true\n")
-    cluster.wait_state(j, "FAILED")
-
-    shown = cluster.show(j)
-    assert "Reason=JobLaunchFailure" in shown
-    assert "ExitCode=0:53" in shown
-
-
 def test_a_spare_is_shown_as_reserved(cluster: Cluster) -> None:
     assert cluster.run("sinfo", "-h", "-t", "resv", "-o", "%N %t").stdout == "trn1-005 resv\n"
     assert cluster.run("sinfo", "-h", "-t", "idle", "-o", "%N").stdout == "trn1-[001-004]\n"

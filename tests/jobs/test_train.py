@@ -358,7 +358,7 @@ def test_script_runs_the_train_py_beside_it(tmp_path: Path) -> None:
         timeout=60,
         check=True,
     )
-    assert done.stdout == "mine compile\nmine run\n"
+    assert done.stdout == f"running {tmp_path}/train.py\nmine compile\nmine run\n"
 
 
 def test_script_is_a_valid_batch_script() -> None:

@@ -60,7 +60,7 @@ def test_the_rule_is_broken_by(name: str, monkeypatch: pytest.MonkeyPatch) -> No
 def _auditor() -> Auditor:
     """It has seen attempt 1 of job 1 committed on n1, which then fell silent."""
     loop = Loop(1)
-    auditor = Auditor(loop, Settings(node_timeout_s=10), 4, 1024)
+    auditor = Auditor(loop, Settings(node_timeout_s=10), 1024)
     for node in ("n1", "n2"):
         auditor.link_up(node)
     _commit(auditor, 1, "n1")

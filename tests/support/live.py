@@ -150,16 +150,13 @@ def wait_for(
 
 
 @contextmanager
-def live_cluster(tmp: Path, *up: str, config: str = "") -> Iterator[Cluster]:
-    """A running cluster; afterwards all is ended and nothing of it may be left."""
+def own_home(tmp: Path) -> Iterator[Cluster]:
+    """A home in which nothing runs yet; afterwards nothing of it may be left."""
     home, work = tmp / "home", tmp / "work"
     home.mkdir(parents=True)
     work.mkdir()
     cluster = Cluster(home, work)
-    if config:
-        (home / "cluster.toml").write_text(config)
     try:
-        cluster.ctl("up", *up, timeout_s=90)
         yield cluster
     finally:
         cluster.ctl("down", rc=None, timeout_s=60)
@@ -168,3 +165,13 @@ def live_cluster(tmp: Path, *up: str, config: str = "") -> Iterator[Cluster]:
             os.kill(pid, signal.SIGKILL)
         shutil.rmtree(home, ignore_errors=True)
         assert not left, f"processes left behind: {left}"
+
+
+@contextmanager
+def live_cluster(tmp: Path, *up: str, config: str = "") -> Iterator[Cluster]:
+    """A running cluster; afterwards all is ended and nothing of it may be left."""
+    with own_home(tmp) as cluster:
+        if config:
+            (cluster.home / "cluster.toml").write_text(config)
+        cluster.ctl("up", *up, timeout_s=90)
+        yield cluster
