@@ -37,6 +37,10 @@ STATE_ORDER = {
 }
 
 
+#: Detail of a job after ``scontrol requeuehold``, which stands for its reason.
+REQUEUED_HELD = "job requeued in held state"
+
+
 def stamp(at_s: float | None, missing: str) -> str:
     """A date, in the form that SLURM_TIME_FORMAT asks for."""
     pattern = os.environ.get("SLURM_TIME_FORMAT", "")
@@ -136,6 +140,8 @@ class JobView:
         return self.base_state in TERMINAL
 
     def reason(self) -> str:
+        if self.job.get("detail") == REQUEUED_HELD:
+            return REQUEUED_HELD
         return str(self.job.get("reason", "None") or "None")
 
     # ------------------------------------------------------------------ time

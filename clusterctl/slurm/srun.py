@@ -349,6 +349,8 @@ def _run_alone(options: Options, command: list[str], caught: signals.Signals) ->
         job = alloc.wait_allocated("srun", job_id, options, caught)
         _unpack(options)
         options.spec.update(files)
+        if options.res.get("nodes_given"):  # all that it got of a range
+            options.res["min_nodes"] = options.res["max_nodes"] = job.get("num_nodes", 1)
         status = _run_step(job, options, command, caught, inside=False)
         signum = status - 128 if 128 < status < 160 else 0
     finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from scheduler.api.errors import Rejected
 from scheduler.api.records import Job
 from scheduler.api.states import TERMINAL
@@ -51,7 +53,7 @@ def _targets(state: State, target: str) -> list[Job]:
     members = state.by_array.get(int(base))
     if members is None:
         job = state.jobs.get(int(base))
-        return [job] if job else []
+        return [job] if job and not task else []  # a task of what is no array: nobody knows it
     found = [state.jobs[i] for i in members]
     if not task or task == "*":
         return found
@@ -115,23 +117,24 @@ def evaluate(state: State, job: Job) -> bool | None:
     if job.dep_any:
         if any(v is True for _, v in verdicts):
             left = []
-        elif all(v is False for _, v in verdicts):
-            return False
         else:
-            return None
+            left = job.deps
     else:
         left = [d for d, v in verdicts if v is not True]
     if left != job.deps:
         job.deps = left
-        job.dependency = text_of(job)
+    text = text_of(job, [d for d, v in verdicts if v is False])
+    if text != job.dependency:
+        job.dependency = text
         state.touch(job)
-    if any(v is False for d, v in verdicts if d in left):
-        return False
-    return None if left else True
+    if not left:
+        return True
+    failed = [v is False for d, v in verdicts if d in left]
+    return False if (all(failed) if job.dep_any else any(failed)) else None
 
 
-def text_of(job: Job) -> str:
-    """What is left, as ``scontrol show job`` prints it."""
+def text_of(job: Job, failed: Sequence[tuple[str, str]] = ()) -> str:
+    """What is left, as ``scontrol show job`` prints it; ``failed`` can never be met."""
     mark = "?" if job.dep_any else ","
     parts = []
     for kind, target in job.deps:
@@ -141,5 +144,5 @@ def text_of(job: Job) -> str:
         if kind == "never":  # the target left memory with an outcome that rules this job out
             parts.append(f"afterok:{target}(failed)")
             continue
-        parts.append(f"{kind}:{target}(unfulfilled)")
+        parts.append(f"{kind}:{target}({'failed' if (kind, target) in failed else 'unfulfilled'})")
     return mark.join(parts)

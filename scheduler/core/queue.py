@@ -92,7 +92,8 @@ def eligible(state: State, now_s: float) -> list[Job]:
     for job_id in list(state.pending):
         job = state.jobs[job_id]
         if job.held:
-            set_reason(state, job, "JobHeldAdmin" if job.held == "admin" else "JobHeldUser")
+            why = "JobHeldAdmin" if job.held == "admin" else "JobHeldUser"
+            set_reason(state, job, why, job.detail if job.reason == why else "")
             continue
         if job.begin_s is not None and job.begin_s > now_s:
             set_reason(state, job, "BeginTime")

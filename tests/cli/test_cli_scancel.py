@@ -64,7 +64,6 @@ def test_ids(run: Runner, fake: FakeController, argv: list[str], ids: list[str])
                 'Try "scancel --help" for more information\n'
             ),
         ),
-        (["-i", "1"], "scancel: error: --interactive needs a terminal to ask on\n"),
     ],
 )
 def test_errors(run: Runner, fake: FakeController, argv: list[str], err: str) -> None:

@@ -10,6 +10,7 @@ import re
 import time
 from dataclasses import dataclass
 from difflib import unified_diff
+from itertools import groupby
 
 from tests.golden.records import Record
 
@@ -56,8 +57,11 @@ def difference(record: Record, answer: Answer, place: Place) -> str:
         out = wanted_out
     if FORM_ONLY in record.note:
         wanted_out, out = form(wanted_out), form(out)
+    wanted_err, err = record.err, answer.err
+    if record.family == "srun":
+        wanted_err, err = _ends_sorted(wanted_err), _ends_sorted(err)
     found.append(_compare("stdout", wanted_out, out, place))
-    found.append(_compare("stderr", record.err, answer.err, place))
+    found.append(_compare("stderr", wanted_err, err, place))
     return "".join(found)
 
 
@@ -67,6 +71,13 @@ def _code(rc: int | None) -> str:
 
 def _sort(text: str) -> str:
     return "".join(sorted(text.splitlines(keepends=True)))
+
+
+def _ends_sorted(text: str) -> str:
+    """Tasks that end at the same time are told of in any order."""
+    lines = text.splitlines(keepends=True)
+    runs = groupby(lines, key=lambda line: bool(re.match(r"srun: error: n\d+: task", line)))
+    return "".join(x for ends, run in runs for x in (sorted(run) if ends else run))
 
 
 def _compare(stream: str, wanted: str, got: str, place: Place) -> str:

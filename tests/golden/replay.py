@@ -41,6 +41,9 @@ weight_age = 0
 weight_size = 532
 weight_partition = 10000
 
+[timeouts]
+heartbeat_s = 1
+
 [scheduling]
 enforce_part_limits = "NO"
 first_job_id = 700001
