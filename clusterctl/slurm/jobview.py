@@ -285,4 +285,5 @@ def expand_tasks(job: dict[str, Any]) -> list[dict[str, Any]]:
     tasks = job.get("array_tasks")
     if not tasks or job.get("state") in TERMINAL:
         return [job]
-    return [{**job, "array_tasks": [], "array_task_id": task} for task in tasks]
+    one = {**job, "array_tasks": [], "of_head": True}
+    return [{**one, "array_task_id": task} for task in tasks]

@@ -39,6 +39,7 @@ def _times(j: JobView) -> list[str]:
     eligible = j.get("eligible_s")
     if eligible is None:
         eligible = j.get("begin_s")
+    waiting_task = j.is_head or j.get("of_head")
     start_s = j.start_s()
     end_s = j.end_s()
     return [
@@ -48,7 +49,7 @@ def _times(j: JobView) -> list[str]:
         ),
         (
             f"SubmitTime={stamp(j.get('submit_s'), 'Unknown')} "
-            f"EligibleTime={stamp(None if j.is_head else eligible, 'Unknown')}"
+            f"EligibleTime={stamp(None if waiting_task else eligible, 'Unknown')}"
         ),
         f"AccrueTime={stamp(eligible, 'Unknown')}",
         f"StartTime={stamp(start_s, 'Unknown')} EndTime={stamp(end_s, 'Unknown')} Deadline=N/A",

@@ -281,6 +281,38 @@ def _run_step(
     files = _Files(options)
     source = files.source()
     spec = _step_spec(options, argv, files, inside=inside)
+    _hook(options, "prolog", job["id"], argv)
+    try:
+        return _launch(job, options, spec, files, source, caught)
+    finally:
+        _hook(options, "epilog", job["id"], argv)
+
+
+def _hook(options: Options, name: str, job_id: int, argv: list[str]) -> None:
+    """Run ``--prolog`` or ``--epilog`` here, with the step's command as its arguments."""
+    program = options.extra.get(name, "none")
+    if program.lower() == "none":
+        return
+    from subprocess import DEVNULL, call
+
+    env = {**os.environ, "SLURM_JOB_ID": str(job_id), "SLURM_SCRIPT_CONTEXT": f"{name}_srun"}
+    try:
+        code = call([os.path.abspath(program), *argv], env=env, stdin=DEVNULL)
+    except OSError as bad:
+        say("srun", f"error: {name} {program} cannot be run: {bad.strerror}")
+        return
+    if code:
+        say("srun", f"error: {name} {program} failed with status {code}")
+
+
+def _launch(
+    job: dict[str, Any],
+    options: Options,
+    spec: dict[str, Any],
+    files: _Files,
+    source: stepin.Source | None,
+    caught: signals.Signals,
+) -> int:
     created = _create(job["id"], spec, options)
     view = {**job, **created.get("job", {})}
     ntasks = sum(len(t) for t in created["layout"]["tasks"])

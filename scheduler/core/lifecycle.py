@@ -335,7 +335,8 @@ def _step_state(job: Job, step: Step) -> str:
 
 def batch_ended(state: State, job: Job, step: Step, now_s: float) -> list[AnyEffect]:
     """The batch script is over: so is the job."""
-    job.code, job.signal_code = step.code, step.signal
+    if job.end_state != "NODE_FAIL":  # what ended the script then was no answer of its own
+        job.code, job.signal_code = step.code, step.signal
     state.touch(job)
     if job.completing:
         return []  # cancelled or over its limit before: that state stands
