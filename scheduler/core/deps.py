@@ -18,7 +18,8 @@ def parse(text: str) -> tuple[list[tuple[str, str]], bool]:
     """``"afterok:1:2,afterany:3_4"`` -> ([("afterok", "1"), ...], False).
 
     The second value is True when the parts are joined by ``?`` (any one is enough).  A bare id
-    means afterany.  Raises ``Rejected`` with Slurm's text.
+    means afterany; ``after:1+5`` is five minutes after job 1 began.  Raises ``Rejected`` with
+    Slurm's text.
     """
     if "," in text and "?" in text:
         raise Rejected(PROBLEM)
@@ -36,7 +37,9 @@ def parse(text: str) -> tuple[list[tuple[str, str]], bool]:
         if kind not in KINDS or not targets:
             raise Rejected(PROBLEM)
         for target in targets:
-            if not _is_id(target):
+            job_id, plus, minutes = target.partition("+")
+            late = kind == "after" and minutes.isdecimal() and len(minutes) < 8
+            if not _is_id(job_id) or (plus and not late):
                 raise Rejected(PROBLEM)
             out.append((kind, target))
     return out, "?" in text
@@ -49,7 +52,7 @@ def _is_id(text: str) -> bool:
 
 def _targets(state: State, target: str) -> list[Job]:
     """Records of the target: a job, one array task, or all of an array."""
-    base, _, task = target.partition("_")
+    base, _, task = target.partition("+")[0].partition("_")
     members = state.by_array.get(int(base))
     if members is None:
         job = state.jobs.get(int(base))
@@ -88,6 +91,19 @@ def _verdict(kind: str, job: Job) -> bool | None:
     return good if kind == "afterok" else not good
 
 
+def _delay(state: State, job: Job, kind: str, target: str) -> None:
+    """``after:ID+MINUTES`` that is met: from its targets' beginnings on, the job waits so long."""
+    minutes = target.partition("+")[2]
+    if kind != "after" or not minutes:
+        return
+    begun = [t.start_s if t.start_s is not None else t.end_s for t in _targets(state, target)]
+    at_s = max((s for s in begun if s is not None), default=None)
+    if at_s is not None:
+        job.begin_s = max(at_s + 60 * int(minutes), job.begin_s or 0)
+        state.at(job.begin_s, "begin", str(job.id))
+        state.touch(job)
+
+
 def verdict(state: State, job: Job, kind: str, target: str) -> bool | None:
     """What one dependency of ``job`` has come to."""
     if kind == "never":
@@ -114,6 +130,8 @@ def evaluate(state: State, job: Job) -> bool | None:
     if not job.deps:
         return True
     verdicts = [(d, verdict(state, job, *d)) for d in job.deps]
+    for met in [d for d, v in verdicts if v is True]:
+        _delay(state, job, *met)
     if job.dep_any:
         if any(v is True for _, v in verdicts):
             left = []

@@ -102,6 +102,9 @@ def eligible(state: State, now_s: float) -> list[Job]:
             check_deps(state, job, now_s)
             if job.deps or job.state != "PENDING":
                 continue
+            if job.begin_s is not None and job.begin_s > now_s:  # after:ID+MINUTES
+                set_reason(state, job, "BeginTime")
+                continue
         if job.eligible_s is None:
             job.eligible_s = max(job.begin_s or now_s, job.submit_s)
             state.touch(job)

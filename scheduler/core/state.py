@@ -135,7 +135,9 @@ class State:
     def depend(self, job: Job, target: str) -> None:
         """Note that ``job`` wants to hear of the end of ``target``."""
         if target:
-            self.dependents.setdefault(int(target.partition("_")[0]), {})[job.id] = None
+            self.dependents.setdefault(int(target.partition("+")[0].partition("_")[0]), {})[
+                job.id
+            ] = None
 
     def count_array(self, job: Job, change: int) -> None:
         """Running tasks of an array, for the %throttle."""

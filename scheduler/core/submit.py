@@ -261,7 +261,7 @@ def _first_reason(state: State, job: Job, now_s: float) -> list[AnyEffect]:
         job.reason = "BeginTime"
     elif job.deps:
         effects = check_deps(state, job, now_s)
-        if not job.deps:
+        if not job.deps and job.begin_s is None:
             job.eligible_s = now_s
             job.priority = priority_of(state, job, now_s)
     else:

@@ -237,3 +237,21 @@ def test_cancelled_while_it_waits(run: Runner, controller: FakeController) -> No
             "Job/step already completing or completed\n"
         ),
     )
+
+
+def test_prolog_and_epilog_run_here_around_the_step(run: Runner, step: Step) -> None:
+    for name in ("pr", "ep"):
+        Path(name).write_text(f'#!/bin/sh\necho {name} "$@" $SLURM_JOB_ID\n')
+        Path(name).chmod(0o755)
+    step.events = [_output(0, "main\n"), _exits((0, 0, 0)), DONE]
+    ran = run("srun", "--prolog=./pr", "--epilog", "ep", "prog", "x")
+    assert ran == (0, "pr prog x 7\nmain\nep prog x 7\n", "")
+
+
+def test_a_prolog_that_cannot_run_is_said_and_the_step_goes_on(run: Runner, step: Step) -> None:
+    ran = run("srun", "--prolog=nosuch", "prog")
+    assert ran == (
+        0,
+        "",
+        "srun: error: prolog nosuch cannot be run: No such file or directory\n",
+    )
