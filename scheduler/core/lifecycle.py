@@ -326,8 +326,10 @@ def _step_state(job: Job, step: Step) -> str:
         return "NODE_FAIL"
     if step.killed and job.state != "RUNNING":
         return "CANCELLED"
-    if (step.killed and step.reason == "CANCELLED") or (step.signal and not step.code):
-        return "CANCELLED"  # Slurm's word for every step that a signal ended
+    if step.killed and step.reason == "CANCELLED":
+        return "CANCELLED"
+    if step.signal == SIGKILL and not step.code:
+        return "CANCELLED"  # somebody outside ended it; crashes are FAILED
     if step.code or step.signal:
         return "FAILED"
     return "COMPLETED"

@@ -196,3 +196,13 @@ def test_the_end_of_a_batch_job_is_announced_to_its_script_alone() -> None:
     w.advance(61)
     assert ("batch", f"*** JOB {j} ON n001 CANCELLED AT <at> DUE TO TIME LIMIT ***") in seen
     assert {notice for step, notice in seen if step == "0"} == {""}
+
+
+@pytest.mark.parametrize(("signum", "state"), [(9, "CANCELLED"), (11, "FAILED"), (6, "FAILED")])
+def test_a_step_ended_by_kill_is_cancelled_a_crash_has_failed(signum: int, state: str) -> None:
+    w = World()
+    j = w.submit()
+    w.step(j)
+    step = w.state.steps[(j, "0")]
+    w.agents["n001"].end((j, "0", 1), signal=signum)
+    assert (step.state, step.signal) == (state, signum)
