@@ -67,6 +67,8 @@ def _targets(state: State, target: str) -> list[Job]:
 def check_circle(state: State, job: Job, wanted: list[tuple[str, str]]) -> None:
     """Raises ``Rejected`` when ``job`` with these dependencies would wait for itself."""
     own = {t.id: None for t in _targets(state, str(job.array_job_id or job.id))} | {job.id: None}
+    if any(t.id in own for _, target in wanted if target for t in _targets(state, target)):
+        raise Rejected(PROBLEM)  # Slurm's text for a job that names itself
     seen: dict[int, None] = {}
     todo = [target for _, target in wanted if target]
     while todo:

@@ -143,7 +143,7 @@ def test_minutes_elsewhere_are_refused(text: str) -> None:
 def test_a_job_cannot_be_made_to_depend_on_itself() -> None:
     w = World()
     j = w.submit(hold=True)
-    for text in (f"afterok:{j}", f"after:{j}+1", f"afterany:{j}_1"):
+    for text in (f"afterok:{j}", f"after:{j}+1"):
         reply = w.ask(wire.UpdateJob(id=str(j), dependency=text))
         assert isinstance(reply, wire.Error), text
         assert reply.message == "Job dependency problem"
