@@ -255,3 +255,18 @@ def test_a_prolog_that_cannot_run_is_said_and_the_step_goes_on(run: Runner, step
         "",
         "srun: error: prolog nosuch cannot be run: No such file or directory\n",
     )
+
+
+@pytest.mark.parametrize(("code", "signum", "status"), [(1, 0, 1), (0, 11, 139)])
+def test_ranks_killed_because_another_died_in_mpi_do_not_count(
+    run: Runner, step: Step, code: int, signum: int, status: int
+) -> None:
+    step.tasks = 2
+    first = {"task": 0, "code": code, "signal": signum, "in_mpi": True}
+    killed = {"task": 1, "code": 0, "signal": 9, "in_mpi": True}
+    step.events = [
+        wire.StepEvent(exits=[first], node="n001"),
+        wire.StepEvent(exits=[killed], node="n001"),
+        wire.StepEvent(done={"state": "FAILED", "code": code, "signal": signum}),
+    ]
+    assert run("srun", "-n2", "prog").status == status
