@@ -144,7 +144,7 @@ class Supervisor:
         text = message.get("notice", "")
         if text and text not in self.said and self.files is not None and self.outcome is None:
             self.said.add(text)
-            self.files.say(text)
+            self.files.say(text.replace("<at>", time.strftime("%Y-%m-%dT%H:%M:%S")))
 
     def _on_end_step(self, message: dict[str, Any]) -> None:
         if self.outcome is None:
@@ -152,6 +152,8 @@ class Supervisor:
             self.kill()
 
     def _on_end_job(self, message: dict[str, Any]) -> None:
+        if self.order.key.step_id != "batch":
+            message = {**message, "notice": ""}
         self._on_end_step(message)
         self._give_up_after(LINGER_JOB_ENDED_S)
 
@@ -298,6 +300,7 @@ class Supervisor:
         if ended:
             errors = self.launch_errors()
             exits = [self._task_ended(rank, status, errors) for rank, status in ended]
+            self._output_of([rank for rank, _ in ended])  # what it wrote comes before its end
             self.link.queue(self.message("TasksExited", exits=exits))
             if any(one.get("in_mpi") for one in exits):
                 self.kill()
@@ -307,6 +310,13 @@ class Supervisor:
             self._end()
         elif "sweep" not in self.timers:
             self.kill()
+
+    def _output_of(self, ranks: list[int]) -> None:
+        for stream in self.files.out if self.files is not None else ():
+            waiting = stream.task in ranks and stream.pipe is not None and not stream.full
+            if waiting and stream.read() is None:
+                self._close_output(stream)
+        self._pump()
 
     def rank_aborted(self, rank: int) -> None:
         """A rank called MPI_Abort, which returns in it: left alone it would end without error.

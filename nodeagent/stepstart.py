@@ -168,6 +168,8 @@ def start_tasks(supervisor: Supervisor) -> None:
     shared = common(order, supervisor.config)
     limits = take_limits(shared)
     os.umask(_umask(shared.get("SLURM_UMASK", "")))
+    if order.batch:  # srun's tasks see it, a batch script does not
+        shared.pop("SLURM_UMASK", None)
     try:
         wanted = unpack(order.work_dir) or b"/"
         who = identity(order)

@@ -82,6 +82,7 @@ class Dispatcher:
             wire.Control: self._asked,
             wire.UpdateJob: self._asked,
             wire.UpdateNode: self._asked,
+            wire.UpdatePartition: self._asked,
             wire.CreateStep: self._asked,
             wire.StepSignal: self._asked,
             wire.EndAllocation: self._asked,

@@ -42,6 +42,7 @@ def req_tres(job: Job, state: State) -> dict[str, int]:
     res = job.res
     nodes = max(1, res.min_nodes, len(res.nodelist))
     cpus = num_tasks(job) * max(1, res.cpus_per_task)
+    nodes = max(nodes, -(-cpus // max(1, _largest(job, state, "cpus") or cpus)))
     tres = {"cpu": cpus}
     if res.mem_per_cpu_mib:
         tres["mem"] = res.mem_per_cpu_mib * cpus
@@ -50,7 +51,7 @@ def req_tres(job: Job, state: State) -> dict[str, int]:
     elif state.settings.default_mem_per_cpu_mib:
         tres["mem"] = state.settings.default_mem_per_cpu_mib * cpus
     else:
-        tres["mem"] = _node_mem(job, state) * nodes
+        tres["mem"] = _largest(job, state, "mem_mib") * nodes
     tres["node"] = nodes
     tres["billing"] = cpus
     for kind, count in res.gres.items():
@@ -59,13 +60,11 @@ def req_tres(job: Job, state: State) -> dict[str, int]:
     return tres
 
 
-def _node_mem(job: Job, state: State) -> int:
-    """Memory of one node of the job's (first) partition, MiB."""
-    part = state.partitions.get(job.partition.split(",")[0])
-    for name in part.nodes if part is not None else []:
-        if name in state.nodes:
-            return state.nodes[name].mem_mib
-    return 0
+def _largest(job: Job, state: State, field: str) -> int:
+    """The most of ``cpus`` or ``mem_mib`` on one node of the job's (first) partition."""
+    part = state.partitions.get(job.partition)
+    names = part.nodes if part is not None else []
+    return max((getattr(state.nodes[n], field) for n in names if n in state.nodes), default=0)
 
 
 def alloc_tres(job: Job) -> dict[str, int]:
@@ -208,9 +207,10 @@ def get_jobs(request: wire.GetJobs, state: State, now_s: float) -> wire.Jobs:
 
 
 def _matches(request: wire.GetJobs, job: Job) -> bool:
+    pending = job.state == "PENDING"  # then it may start in any of the partitions it names
     return (
         _any(request.users, job.user, str(job.uid))
-        and _any(request.partitions, *job.partition.split(","))
+        and _any(request.partitions, *(job.partitions if pending else [job.partition]))
         and _any(request.names, job.name)
         and _any(request.accounts, job.account)
         and _any(request.qos, job.qos)

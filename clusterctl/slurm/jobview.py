@@ -37,6 +37,10 @@ STATE_ORDER = {
 }
 
 
+#: Detail of a job after ``scontrol requeuehold``, which stands for its reason.
+REQUEUED_HELD = "job requeued in held state"
+
+
 def stamp(at_s: float | None, missing: str) -> str:
     """A date, in the form that SLURM_TIME_FORMAT asks for."""
     pattern = os.environ.get("SLURM_TIME_FORMAT", "")
@@ -136,6 +140,8 @@ class JobView:
         return self.base_state in TERMINAL
 
     def reason(self) -> str:
+        if self.job.get("detail") == REQUEUED_HELD:
+            return REQUEUED_HELD
         return str(self.job.get("reason", "None") or "None")
 
     # ------------------------------------------------------------------ time
@@ -279,4 +285,5 @@ def expand_tasks(job: dict[str, Any]) -> list[dict[str, Any]]:
     tasks = job.get("array_tasks")
     if not tasks or job.get("state") in TERMINAL:
         return [job]
-    return [{**job, "array_tasks": [], "array_task_id": task} for task in tasks]
+    one = {**job, "array_tasks": [], "of_head": True}
+    return [{**one, "array_task_id": task} for task in tasks]

@@ -9,7 +9,8 @@ from clusterctl.slurm import client, values
 from clusterctl.slurm.errors import CommandError
 from clusterctl.slurm.getopt import Parser
 from clusterctl.slurm.options_query import SCANCEL
-from clusterctl.slurm.output import err, error, out, say, uid_of, version_text, words
+from clusterctl.slurm.output import error, out, say, uid_of, version_text, words
+from scheduler.api.text import show
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -129,8 +130,11 @@ def _confirmed(ids: list[str]) -> list[str]:
     """Those ids that the person at the terminal says yes to."""
     kept = []
     for text in ids:
-        err(f"Cancel job_id={text} [y/n]? ")
-        answer = sys.stdin.readline()
+        jobs = client.call({"type": "GetJobs", "ids": [text.partition(".")[0]]})["jobs"]
+        what = f" name={show(jobs[0]['name'])} partition={jobs[0]['partition']}" if jobs else ""
+        out(f"Cancel job_id={text}{what} [y/n]? ")
+        sys.stdout.flush()
+        answer = sys.stdin.readline()  # the end of the input is a no
         if answer.strip().lower() in ("y", "yes"):
             kept.append(text)
     return kept
@@ -202,8 +206,6 @@ def run(argv: list[str]) -> int:
 
 
 def _interactive(command: _Command, ids: list[str]) -> list[str]:
-    if not sys.stdin.isatty():
-        raise error("scancel", "--interactive needs a terminal to ask on")
     return _confirmed(ids or _matching(command.request))
 
 

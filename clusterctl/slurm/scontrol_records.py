@@ -39,6 +39,7 @@ def _times(j: JobView) -> list[str]:
     eligible = j.get("eligible_s")
     if eligible is None:
         eligible = j.get("begin_s")
+    waiting_task = j.is_head or j.get("of_head")
     start_s = j.start_s()
     end_s = j.end_s()
     return [
@@ -48,7 +49,7 @@ def _times(j: JobView) -> list[str]:
         ),
         (
             f"SubmitTime={stamp(j.get('submit_s'), 'Unknown')} "
-            f"EligibleTime={stamp(None if j.is_head else eligible, 'Unknown')}"
+            f"EligibleTime={stamp(None if waiting_task else eligible, 'Unknown')}"
         ),
         f"AccrueTime={stamp(eligible, 'Unknown')}",
         f"StartTime={stamp(start_s, 'Unknown')} EndTime={stamp(end_s, 'Unknown')} Deadline=N/A",
@@ -121,13 +122,21 @@ def _resources(j: JobView, details: bool) -> list[str]:
     ]
 
 
+def _of_script(j: JobView, failure: dict[str, Any]) -> bool:
+    """Whether the failure is the batch script's own end, which ExitCode tells already."""
+    own = (failure.get("code", 0), failure.get("signal", 0))
+    of_step = j.get("derived_code") or j.get("derived_signal") or failure["task"]
+    ended = (j.get("code", 0), j.get("signal_code", 0))
+    return bool(j.get("batch", True) and not of_step and own == ended)
+
+
 def _why(j: JobView) -> str:
     """What is known of a bad end: the controller's sentence and the first rank that failed."""
     if j.base_state in ("PENDING", "RUNNING", "COMPLETED"):
         return ""
     parts = [j.get("detail")] if j.get("detail") else []
     failure = j.get("first_failure")
-    if failure:
+    if failure and not _of_script(j, failure):
         how = (
             f"signal {failure['signal']}"
             if failure.get("signal")

@@ -78,7 +78,7 @@ def _jobs(flags: Flags, name: str, given: bool) -> int:
         out("No jobs in the system\n")
         return 0
     blocks = [records.job_block(v, details=flags.details, oneliner=flags.oneliner) for v in views]
-    out(("" if flags.oneliner else "\n").join(blocks) if name else "".join(blocks))
+    out("".join(blocks))
     return 0
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _OVER = "Job/step already completing or completed"
 _NODE_STATES = ("DRAIN", "RESUME", "UNDRAIN", "DOWN", "FAIL", "IDLE")
+_PARTITION_STATES = ("UP", "DOWN", "DRAIN", "INACTIVE")
 _NEED_REASON = ("DRAIN", "DOWN", "FAIL")
 
 
@@ -52,7 +53,9 @@ def update(args: list[str]) -> int:
         return _update_jobs(pairs)
     if any(_is(k, "nodename") or k == "node" for k in keys):
         return _update_nodes(pairs)
-    if any(_is(k, "partitionname", "reservationname", "frontendname", "stepid") for k in keys):
+    if any(_is(k, "partitionname") for k in keys):
+        return _update_partition(pairs)
+    if any(_is(k, "reservationname", "frontendname", "stepid") for k in keys):
         raise CommandError(f"scontrol: error: update {args[0].partition('=')[0]} {UNSUPPORTED}")
     raise CommandError(
         "No valid entity in update command",
@@ -189,6 +192,33 @@ def _update_nodes(pairs: list[tuple[str, str, str]]) -> int:
         raise CommandError(
             "You must specify a reason when DOWNING or DRAINING a node. Request denied"
         )
+    try:
+        client.call(request)
+    except ControllerError as error:
+        message = "Invalid user id" if error.code == "denied" else error.message
+        raise CommandError(f"slurm_update error: {message}") from None
+    return 0
+
+
+def _update_partition(pairs: list[tuple[str, str, str]]) -> int:
+    request: dict[str, Any] = {"type": "UpdatePartition", "name": "", "state": ""}
+    for key, value, arg in pairs:
+        if _is(key, "partitionname"):
+            request["name"] = value
+        elif _is(key, "state"):
+            name = value.upper()
+            if name not in _PARTITION_STATES:
+                known = " ".join(_PARTITION_STATES)
+                raise CommandError(
+                    f"Invalid input: {arg}",
+                    "Request aborted",
+                    f"Acceptable State values are {known}",
+                )
+            request["state"] = name
+        else:
+            raise _unknown(arg)
+    if not request["state"]:
+        raise CommandError("No changes specified")
     try:
         client.call(request)
     except ControllerError as error:

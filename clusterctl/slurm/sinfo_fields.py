@@ -177,6 +177,12 @@ def _user_long(node: dict[str, Any]) -> str:
     return name if name == "Unknown" else f"{name}({node.get('reason_uid', 0)})"
 
 
+def _reason(node: dict[str, Any]) -> str:
+    """Slurm shows it of nodes that are out of service only."""
+    out_of_service = {"DOWN", "DRAIN", "FAIL"} & set(node.get("flags", ()))
+    return (node.get("reason") or "none") if out_of_service else "none"
+
+
 def _reason_time(node: dict[str, Any]) -> str:
     return stamp(node.get("reason_s") if node.get("reason") else None, "Unknown")
 
@@ -206,7 +212,7 @@ LETTERS: dict[str, Field] = {
     "d": ("TMP_DISK", _node(lambda n: "0")),
     "D": ("NODES", lambda g: str(len(g.nodes))),
     "e": ("FREE_MEM", _node(lambda n: str(n.get("free_mem_mib", 0)))),
-    "E": ("REASON", _node(lambda n: n.get("reason") or "none")),
+    "E": ("REASON", _node(_reason)),
     "f": ("AVAIL_FEATURES", _node(features)),
     "F": ("NODES(A/I/O/T)", lambda g: _slashes(g.node_counts())),
     "g": ("GROUPS", _const("all")),

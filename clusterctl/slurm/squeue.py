@@ -54,7 +54,7 @@ def job_states(command: str, text: str) -> list[str]:
         if name not in JOB_STATES and name not in valid:
             raise CommandError(
                 f"{command}: error: Invalid job state specified: {part}",
-                f"{command}: error: Valid job states include: {_VALID_STATES}",
+                f"{command}: error: Valid job states include: {_VALID_STATES}\n",
             )
         found.append(name)
     return found
@@ -101,7 +101,7 @@ class _Options:
     @staticmethod
     def _iterate(text: str) -> None:
         if not (text.isascii() and text.isdigit()):
-            raise error("squeue", f"--iterate={text}")
+            raise error("squeue", f"--iterate={text}\n")
         raise error("squeue", "--iterate is not supported; use `watch squeue`")
 
     def has(self, name: str) -> bool:
@@ -116,7 +116,7 @@ class _Options:
         for name in words(self.values.get("user")):
             uid = uid_of(name)
             if uid is None:
-                say("squeue", f"error: Invalid user: {name}")
+                say("squeue", f"error: Invalid user: {name}\n")
             users.append(name if uid is None else str(uid))
         if self.has("me"):
             users.append(str(os.getuid()))
@@ -159,6 +159,8 @@ def _sort(rows: list[Any], text: str, *, steps: bool) -> None:
             if letter not in LETTERS or letter == "Z":  # Slurm sorts by all letters but this
                 raise error("squeue", f"Invalid sort specification: {letter}")
             keys.append((letter, down))
+    if ("p", True) in keys:  # among equals the newest waiting job comes first
+        rows.sort(key=lambda row: -row.array_id if row.pending else 0)
     for letter, down in reversed(keys):
         key = SORT_KEYS.get(letter) or LETTERS[letter][1]
         rows.sort(key=key, reverse=down)

@@ -281,6 +281,38 @@ def _run_step(
     files = _Files(options)
     source = files.source()
     spec = _step_spec(options, argv, files, inside=inside)
+    _hook(options, "prolog", job["id"], argv)
+    try:
+        return _launch(job, options, spec, files, source, caught)
+    finally:
+        _hook(options, "epilog", job["id"], argv)
+
+
+def _hook(options: Options, name: str, job_id: int, argv: list[str]) -> None:
+    """Run ``--prolog`` or ``--epilog`` here, with the step's command as its arguments."""
+    program = options.extra.get(name, "none")
+    if program.lower() == "none":
+        return
+    from subprocess import DEVNULL, call
+
+    env = {**os.environ, "SLURM_JOB_ID": str(job_id), "SLURM_SCRIPT_CONTEXT": f"{name}_srun"}
+    try:
+        code = call([os.path.abspath(program), *argv], env=env, stdin=DEVNULL)
+    except OSError as bad:
+        say("srun", f"error: {name} {program} cannot be run: {bad.strerror}")
+        return
+    if code:
+        say("srun", f"error: {name} {program} failed with status {code}")
+
+
+def _launch(
+    job: dict[str, Any],
+    options: Options,
+    spec: dict[str, Any],
+    files: _Files,
+    source: stepin.Source | None,
+    caught: signals.Signals,
+) -> int:
     created = _create(job["id"], spec, options)
     view = {**job, **created.get("job", {})}
     ntasks = sum(len(t) for t in created["layout"]["tasks"])
@@ -349,6 +381,8 @@ def _run_alone(options: Options, command: list[str], caught: signals.Signals) ->
         job = alloc.wait_allocated("srun", job_id, options, caught)
         _unpack(options)
         options.spec.update(files)
+        if options.res.get("nodes_given"):  # all that it got of a range
+            options.res["min_nodes"] = options.res["max_nodes"] = job.get("num_nodes", 1)
         status = _run_step(job, options, command, caught, inside=False)
         signum = status - 128 if 128 < status < 160 else 0
     finally:

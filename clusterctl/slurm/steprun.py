@@ -65,6 +65,7 @@ class StepRun:
         self.aborted = False  # by srun's user
         self.told_abort = False
         self.forced = False  # "Force Terminated" was said
+        self.in_mpi = False  # a task ended inside MPI, which ended the others
         self.first_end: float | None = None
         self.interrupted_at = -10.0
         self.kill_at: float | None = None
@@ -204,6 +205,7 @@ class StepRun:
             node = message.get("node", "")
             ends += [{**e, "node": node} for e in message["exits"] if e["task"] not in self.ended]
             for end in message["exits"]:
+                self.in_mpi = self.in_mpi or bool(end.get("in_mpi"))
                 self.ended[end["task"]] = (end.get("code", 0), end.get("signal", 0))
             if self.first_end is None:
                 self.first_end = time.monotonic()
@@ -357,6 +359,11 @@ class StepRun:
     def _status(self) -> int:
         if self.gone and not self.ended:
             raise CommandError(f"srun: error: {self.name} is not known any more")
+        if self.in_mpi and self.done is not None:
+            # The rank that failed first counts, not those that were killed because of it.
+            signum, code = self.done.get("signal", 0), self.done.get("code", 0)
+            if signum or code:
+                return int(128 + signum if signum else code)
         codes = [128 + signum if signum else code for code, signum in self.ended.values()]
         if self.done is not None and len(codes) < len(self.tasks):
             signum = self.done.get("signal", 0)

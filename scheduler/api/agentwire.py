@@ -79,7 +79,8 @@ class Signal(Message):
 
     ``batch_shell``: only the batch script itself; default for the batch step is its whole
     session.  Older attempts than ``attempt`` are dropped.  ``notice``: a line for the step's
-    stderr (the agent puts ``slurmstepd-NODE: error: `` before it), printed once.
+    stderr (the agent puts ``slurmstepd-NODE: error: `` before it and the local time in place of
+    ``<at>``), printed once.
     """
 
     job_id: int
@@ -106,7 +107,7 @@ class EndStep(Message):
 class EndJob(Message):
     """SIGKILL everything of the job (this attempt and older) here; answered by ``JobCleaned``.
 
-    ``notice`` as in ``Signal``.
+    ``notice`` as in ``Signal``, for the batch script only.
     """
 
     job_id: int

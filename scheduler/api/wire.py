@@ -142,6 +142,13 @@ class UpdateJob(Message):
     account: str | None = None
 
 
+class UpdatePartition(Message):
+    """``scontrol update partition``; ``state`` UP, DOWN, DRAIN or INACTIVE; -> ``Ok``."""
+
+    name: str
+    state: str
+
+
 class UpdateNode(Message):
     """``scontrol update node``; ``state`` DRAIN, RESUME, UNDRAIN, DOWN, FAIL, IDLE; -> ``Ok``."""
 
@@ -231,6 +238,7 @@ Request = (
     | Control
     | UpdateJob
     | UpdateNode
+    | UpdatePartition
     | CreateStep
     | AttachStep
     | StepInput
@@ -271,8 +279,14 @@ class Error(Message):
 
 
 class Submitted(Message):
+    """``start_s`` and what follows answer ``test_only``: when and where it could start."""
+
     job_id: int
     warning: str = ""
+    start_s: float | None = None
+    num_cpus: int = 0
+    node_list: str = ""
+    partition: str = ""
 
 
 class Result(Message):

@@ -86,7 +86,10 @@ def _cancel_one(
     if dot:
         _cancel_step(state, event, request, base, step_id, effects)
         return
-    for job, task in select(state, base):
+    chosen = select(state, base)
+    if not request.signal and all(is_over(job) for job, _ in chosen):
+        raise Rejected(OVER)  # scancel tells of it with -v only
+    for job, task in chosen:
         if not _matches(job, request):
             continue
         if not may_control(event.caller, job):
@@ -220,6 +223,13 @@ def _control(state: State, event: Asked, op: str, job: Job) -> list[AnyEffect]:
         return []
     if op in ("requeue", "requeuehold"):
         return requeue(state, job, now_s, hold=op == "requeuehold")
+    if op in ("suspend", "resume"):
+        if job.state in TERMINAL:
+            raise Rejected(OVER)
+        if op == "resume":
+            raise Rejected("Job is not suspended")
+        if job.state == "PENDING":
+            raise Rejected("Job is pending execution")
     raise Rejected(f"{op} is not supported")
 
 
@@ -254,6 +264,8 @@ def on_end_allocation(state: State, event: Asked, request: wire.EndAllocation) -
     job.code, job.signal_code = request.code, request.signal
     good = not request.code and not request.signal
     end_state = "COMPLETED" if good else "FAILED"
+    if not good:
+        job.reason = "NonZeroExitCode"
     return [done, *finish(state, job, end_state, event.now_s, gentle=True)]
 
 
@@ -296,7 +308,9 @@ def _check_update(state: State, event: Asked, request: wire.UpdateJob, job: Job)
             or (request.nice is not None and request.nice < 0)
         ):
             raise Denied(DENIED)
-    fields = (request.partitions, request.min_nodes, request.nodelist, request.dependency)
+    if request.min_nodes is not None and job.state != "PENDING":
+        raise Rejected("Requested operation not supported on this system")
+    fields = (request.partitions, request.nodelist, request.dependency)
     if job.state != "PENDING" and any(f is not None for f in fields):
         raise Rejected("Job is no longer pending execution")
     if request.dependency:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from scheduler.api.errors import Rejected
 from scheduler.api.records import Job
 from scheduler.api.states import TERMINAL
@@ -16,7 +18,8 @@ def parse(text: str) -> tuple[list[tuple[str, str]], bool]:
     """``"afterok:1:2,afterany:3_4"`` -> ([("afterok", "1"), ...], False).
 
     The second value is True when the parts are joined by ``?`` (any one is enough).  A bare id
-    means afterany.  Raises ``Rejected`` with Slurm's text.
+    means afterany; ``after:1+5`` is five minutes after job 1 began.  Raises ``Rejected`` with
+    Slurm's text.
     """
     if "," in text and "?" in text:
         raise Rejected(PROBLEM)
@@ -34,7 +37,9 @@ def parse(text: str) -> tuple[list[tuple[str, str]], bool]:
         if kind not in KINDS or not targets:
             raise Rejected(PROBLEM)
         for target in targets:
-            if not _is_id(target):
+            job_id, plus, minutes = target.partition("+")
+            late = kind == "after" and minutes.isdecimal() and len(minutes) < 8
+            if not _is_id(job_id) or (plus and not late):
                 raise Rejected(PROBLEM)
             out.append((kind, target))
     return out, "?" in text
@@ -47,11 +52,11 @@ def _is_id(text: str) -> bool:
 
 def _targets(state: State, target: str) -> list[Job]:
     """Records of the target: a job, one array task, or all of an array."""
-    base, _, task = target.partition("_")
+    base, _, task = target.partition("+")[0].partition("_")
     members = state.by_array.get(int(base))
     if members is None:
         job = state.jobs.get(int(base))
-        return [job] if job else []
+        return [job] if job and not task else []  # a task of what is no array: nobody knows it
     found = [state.jobs[i] for i in members]
     if not task or task == "*":
         return found
@@ -62,6 +67,8 @@ def _targets(state: State, target: str) -> list[Job]:
 def check_circle(state: State, job: Job, wanted: list[tuple[str, str]]) -> None:
     """Raises ``Rejected`` when ``job`` with these dependencies would wait for itself."""
     own = {t.id: None for t in _targets(state, str(job.array_job_id or job.id))} | {job.id: None}
+    if any(t.id in own for _, target in wanted if target for t in _targets(state, target)):
+        raise Rejected(PROBLEM)  # Slurm's text for a job that names itself
     seen: dict[int, None] = {}
     todo = [target for _, target in wanted if target]
     while todo:
@@ -84,6 +91,19 @@ def _verdict(kind: str, job: Job) -> bool | None:
         return True
     good = job.state == "COMPLETED"
     return good if kind == "afterok" else not good
+
+
+def _delay(state: State, job: Job, kind: str, target: str) -> None:
+    """``after:ID+MINUTES`` that is met: from its targets' beginnings on, the job waits so long."""
+    minutes = target.partition("+")[2]
+    if kind != "after" or not minutes:
+        return
+    begun = [t.start_s if t.start_s is not None else t.end_s for t in _targets(state, target)]
+    at_s = max((s for s in begun if s is not None), default=None)
+    if at_s is not None:
+        job.begin_s = max(at_s + 60 * int(minutes), job.begin_s or 0)
+        state.at(job.begin_s, "begin", str(job.id))
+        state.touch(job)
 
 
 def verdict(state: State, job: Job, kind: str, target: str) -> bool | None:
@@ -112,26 +132,29 @@ def evaluate(state: State, job: Job) -> bool | None:
     if not job.deps:
         return True
     verdicts = [(d, verdict(state, job, *d)) for d in job.deps]
+    for met in [d for d, v in verdicts if v is True]:
+        _delay(state, job, *met)
     if job.dep_any:
         if any(v is True for _, v in verdicts):
             left = []
-        elif all(v is False for _, v in verdicts):
-            return False
         else:
-            return None
+            left = job.deps
     else:
         left = [d for d, v in verdicts if v is not True]
     if left != job.deps:
         job.deps = left
-        job.dependency = text_of(job)
+    text = text_of(job, [d for d, v in verdicts if v is False])
+    if text != job.dependency:
+        job.dependency = text
         state.touch(job)
-    if any(v is False for d, v in verdicts if d in left):
-        return False
-    return None if left else True
+    if not left:
+        return True
+    failed = [v is False for d, v in verdicts if d in left]
+    return False if (all(failed) if job.dep_any else any(failed)) else None
 
 
-def text_of(job: Job) -> str:
-    """What is left, as ``scontrol show job`` prints it."""
+def text_of(job: Job, failed: Sequence[tuple[str, str]] = ()) -> str:
+    """What is left, as ``scontrol show job`` prints it; ``failed`` can never be met."""
     mark = "?" if job.dep_any else ","
     parts = []
     for kind, target in job.deps:
@@ -141,5 +164,5 @@ def text_of(job: Job) -> str:
         if kind == "never":  # the target left memory with an outcome that rules this job out
             parts.append(f"afterok:{target}(failed)")
             continue
-        parts.append(f"{kind}:{target}(unfulfilled)")
+        parts.append(f"{kind}:{target}({'failed' if (kind, target) in failed else 'unfulfilled'})")
     return mark.join(parts)

@@ -51,6 +51,7 @@ class Asked(Event):
         | wire.Control
         | wire.UpdateJob
         | wire.UpdateNode
+        | wire.UpdatePartition
         | wire.CreateStep
         | wire.StepSignal
         | wire.EndAllocation

@@ -17,6 +17,8 @@ from scheduler.core.priority import priority_of
 from scheduler.core.state import State
 
 SIGCONT, SIGTERM, SIGKILL = 18, 15, 9
+#: Detail of a job after ``scontrol requeuehold``; squeue shows it as the reason.
+REQUEUED_HELD = "job requeued in held state"
 
 
 def current(state: State, job_id: int, attempt: int) -> Job | None:
@@ -119,19 +121,36 @@ def finish(
             for node in step.layout.nodes:
                 if node not in step.ended:
                     for signum in (SIGCONT, SIGTERM):
-                        effects.append(_signal(step, node, signum))
+                        effects.append(_signal(step, node, signum, _notice(job, step, node)))
     else:
         effects += end_everywhere(state, job)
     return effects + settle(state, job, now_s)
 
 
-def _signal(step: Step, node: str, signum: int) -> Send:
+def _signal(step: Step, node: str, signum: int, notice: str) -> Send:
     return Send(
         node=node,
         message=agentwire.Signal(
-            job_id=step.job_id, step_id=step.step_id, attempt=step.attempt, signum=signum
+            job_id=step.job_id,
+            step_id=step.step_id,
+            attempt=step.attempt,
+            signum=signum,
+            notice=notice,
         ),
     )
+
+
+def _notice(job: Job, step: Step | None, node: str) -> str:
+    """What the batch script's stderr says when others end it (srun tells of its own steps)."""
+    if step is not None and step.step_id != STEP_BATCH:
+        return ""
+    due = {"CANCELLED": "", "TIMEOUT": " DUE TO TIME LIMIT", "NODE_FAIL": " DUE TO NODE FAILURE"}
+    if job.end_state not in due or not job.batch:
+        return ""
+    why = due[job.end_state]
+    if job.requeue_after and job.end_state == "CANCELLED":
+        why = " DUE TO JOB REQUEUE"
+    return f"*** JOB {job.id} ON {node} CANCELLED AT <at>{why} ***"
 
 
 def _news(step: Step, event: wire.StepEvent) -> list[AnyEffect]:
@@ -142,7 +161,12 @@ def end_everywhere(state: State, job: Job) -> list[AnyEffect]:
     """KILL: tell every node that is not yet clean to end all of the job."""
     job.kill_at_s = None
     return [
-        Send(node=a.node, message=agentwire.EndJob(job_id=job.id, attempt=job.attempt))
+        Send(
+            node=a.node,
+            message=agentwire.EndJob(
+                job_id=job.id, attempt=job.attempt, notice=_notice(job, None, a.node)
+            ),
+        )
         for a in job.allocs
         if not a.cleaned
     ]
@@ -193,7 +217,7 @@ def back_to_queue(state: State, job: Job, now_s: float) -> list[AnyEffect]:
     job.reason = "BeginTime"
     if hold:
         job.held = "admin"
-        job.reason = "JobHeldAdmin"
+        job.reason, job.detail = "JobHeldAdmin", REQUEUED_HELD
     job.priority = priority_of(state, job, now_s)
     state.pending[job.id] = None
     state.at(job.begin_s, "begin", str(job.id))
@@ -207,7 +231,6 @@ def cancel_pending(state: State, job: Job, uid: int, now_s: float) -> list[AnyEf
     state.pending.pop(job.id, None)
     job.state = "CANCELLED"
     job.cancelled_by = uid
-    job.reason = "None"
     job.end_s = now_s
     job.requeue_after = ""
     state.touch(job)
@@ -235,9 +258,9 @@ def check_deps(state: State, job: Job, now_s: float) -> list[AnyEffect]:
         return []
     verdict = deps.evaluate(state, job)
     if verdict is False:
+        set_reason(state, job, "DependencyNeverSatisfied")
         if job.kill_on_invalid_dep:
             return cancel_pending(state, job, job.uid, now_s)
-        set_reason(state, job, "DependencyNeverSatisfied")
     elif verdict is None:
         set_reason(state, job, "Dependency")
     else:
@@ -305,6 +328,8 @@ def _step_state(job: Job, step: Step) -> str:
         return "CANCELLED"
     if step.killed and step.reason == "CANCELLED":
         return "CANCELLED"
+    if step.signal == SIGKILL and not step.code:
+        return "CANCELLED"  # somebody outside ended it; crashes are FAILED
     if step.code or step.signal:
         return "FAILED"
     return "COMPLETED"
@@ -312,7 +337,8 @@ def _step_state(job: Job, step: Step) -> str:
 
 def batch_ended(state: State, job: Job, step: Step, now_s: float) -> list[AnyEffect]:
     """The batch script is over: so is the job."""
-    job.code, job.signal_code = step.code, step.signal
+    if job.end_state != "NODE_FAIL":  # what ended the script then was no answer of its own
+        job.code, job.signal_code = step.code, step.signal
     state.touch(job)
     if job.completing:
         return []  # cancelled or over its limit before: that state stands
@@ -358,7 +384,7 @@ def node_failed(
             state.touch_step(step)
             effects += _news(step, wire.StepEvent(killed="NODE FAILURE", node=node))
         job.requeue_after = "requeue" if job.requeue else ""
-        job.reason = "NodeFail"
+        job.reason = "NodeDown"
         detail = detail or f"node {node} was lost"
         effects += finish(state, job, "NODE_FAIL", now_s, gentle=False, detail=detail)
     return effects + (node_cleaned(state, job, node, now_s) if gone else [])

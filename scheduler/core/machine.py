@@ -18,6 +18,7 @@ from scheduler.core.events import (
 from scheduler.core.queue import schedule
 from scheduler.core.state import State
 from scheduler.core.submit import on_job_submitted
+from scheduler.core.trial import on_job_tried
 
 __all__ = ["handle", "schedule", "wake"]
 
@@ -27,6 +28,8 @@ def handle(state: State, event: AnyEvent) -> list[AnyEffect]:
 
     A caller's mistake is a ``Reply`` with an ``Error``; an AssertionError is a bug in the core.
     """
+    if isinstance(event, JobSubmitted) and event.test_only:
+        return on_job_tried(state, event)
     if isinstance(event, JobSubmitted):
         return on_job_submitted(state, event)
     if isinstance(event, AgentSaid):
@@ -70,6 +73,8 @@ def _asked(state: State, event: Asked) -> list[AnyEffect]:
         return control.on_update_job(state, event, request)
     if isinstance(request, wire.UpdateNode):
         return nodes.on_update_node(state, event, request)
+    if isinstance(request, wire.UpdatePartition):
+        return nodes.on_update_partition(state, event, request)
     if isinstance(request, wire.CreateStep):
         return steps.on_create_step(state, event, request)
     if isinstance(request, wire.StepSignal):

@@ -9,7 +9,7 @@ from scheduler.core import reports
 from scheduler.core.effects import AnyEffect, Launch, Reply, Send
 from scheduler.core.events import Asked, LinkLost
 from scheduler.core.lifecycle import current, node_cleaned, node_failed
-from scheduler.core.state import State
+from scheduler.core.state import PARTITION_STATES, State
 from scheduler.core.steps import end_step
 
 SILENT = "Not responding"
@@ -35,13 +35,19 @@ def on_register(
     if lost and restarted:
         effects += set_down(state, node, DIED, now_s)
     elif node.state == "UNKNOWN" or _comes_back(state, node):
-        node.state = "UP"
-        if node.reason_by == "auto" and not node.drain:
-            node.reason, node.reason_s, node.reason_by = "", None, ""
+        _to_service(node)
     _check_devices(node, message, now_s)
     balance_spares(state, now_s)
     state.want_schedule = True
     return effects
+
+
+def _to_service(node: Node) -> None:
+    """DOWN or UNKNOWN -> UP."""
+    by_person = node.reason_by == "user" and node.state != "DOWN"
+    node.state = "UP"
+    if not node.drain and not by_person:
+        node.reason, node.reason_s, node.reason_by = "", None, ""
 
 
 def _comes_back(state: State, node: Node) -> bool:
@@ -150,6 +156,11 @@ def on_heartbeat(state: State, name: str, message: agentwire.Heartbeat, now_s: f
     node = state.nodes[name]
     node.last_seen_s = now_s
     node.cpu_load, node.free_mem_mib = message.cpu_load, message.free_mem_mib
+    if state.settings.return_to_service == 2 and node.responding and _comes_back(state, node):
+        _to_service(node)
+        state.touch_node(node)
+        balance_spares(state, now_s)
+        state.want_schedule = True
 
 
 def on_link_lost(state: State, event: LinkLost) -> list[AnyEffect]:
@@ -242,6 +253,23 @@ def on_update_node(state: State, event: Asked, request: wire.UpdateNode) -> list
     return [Reply(req=event.req, message=wire.Ok()), *effects]
 
 
+def on_update_partition(
+    state: State, event: Asked, request: wire.UpdatePartition
+) -> list[AnyEffect]:
+    """``scontrol update partitionname=... state=...``; kept over restarts."""
+    if not event.caller.admin:
+        raise Denied("Access/permission denied")
+    part = state.partitions.get(request.name)
+    if part is None:
+        raise NotFound("Invalid partition name specified")
+    if request.state.upper() not in PARTITION_STATES:
+        raise Rejected("Invalid partition state specified")
+    part.state = request.state.upper()
+    state.set_meta(f"partition_state {part.name}", PARTITION_STATES.index(part.state))
+    state.want_schedule = True
+    return [Reply(req=event.req, message=wire.Ok())]
+
+
 def _update(state: State, node: Node, event: Asked, request: wire.UpdateNode) -> list[AnyEffect]:
     word = request.state.upper()
     reason = (request.reason or "").strip()
@@ -252,6 +280,8 @@ def _update(state: State, node: Node, event: Asked, request: wire.UpdateNode) ->
         )
     if word in ("DRAIN", "DOWN", "FAIL") and not reason:
         raise Rejected("You must specify a reason when DOWNING or DRAINING a node")
+    if not word and request.reason == "":
+        node.reason, node.reason_s, node.reason_by = "", None, ""
     if request.weight is not None:
         node.weight = request.weight
     effects: list[AnyEffect] = []

@@ -175,6 +175,8 @@ def _alloc(demand: Demand, free: NodeFree, name: str, tasks: int, default_mem: i
     if res.exclusive and not res.ntasks and not demand.per_node:
         tasks = max(1, len(cpu_ids) // demand.cpt)
     picked = free.pick_cores(res.gres.get("neuron", 0), res.gres.get("neuroncore", 0))
+    if res.exclusive:  # the whole node, devices too
+        picked = (free.free_devices(), bits(free.cores))
     assert picked is not None
     return NodeAlloc(
         node=name,

@@ -92,7 +92,8 @@ def eligible(state: State, now_s: float) -> list[Job]:
     for job_id in list(state.pending):
         job = state.jobs[job_id]
         if job.held:
-            set_reason(state, job, "JobHeldAdmin" if job.held == "admin" else "JobHeldUser")
+            why = "JobHeldAdmin" if job.held == "admin" else "JobHeldUser"
+            set_reason(state, job, why, job.detail if job.reason == why else "")
             continue
         if job.begin_s is not None and job.begin_s > now_s:
             set_reason(state, job, "BeginTime")
@@ -100,6 +101,9 @@ def eligible(state: State, now_s: float) -> list[Job]:
         if job.deps:
             check_deps(state, job, now_s)
             if job.deps or job.state != "PENDING":
+                continue
+            if job.begin_s is not None and job.begin_s > now_s:  # after:ID+MINUTES
+                set_reason(state, job, "BeginTime")
                 continue
         if job.eligible_s is None:
             job.eligible_s = max(job.begin_s or now_s, job.submit_s)

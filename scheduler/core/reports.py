@@ -15,7 +15,7 @@ from scheduler.core.lifecycle import (
     step_progress,
 )
 from scheduler.core.state import State
-from scheduler.core.steps import end_step, step_timer_key
+from scheduler.core.steps import end_step, step_timer_key, terminate_step
 
 
 def find(state: State, job_id: int, step_id: str, attempt: int) -> tuple[Job, Step] | None:
@@ -97,12 +97,13 @@ def on_tasks_exited(
     effects: list[AnyEffect] = []
     event = wire.StepEvent(exits=message.exits, node=node)
     effects.append(StepNews(job_id=job.id, step_id=step.step_id, event=event))
-    kill = False
+    kill = terminate = False
     for task_exit in message.exits:
         bad = bool(task_exit.code or task_exit.signal)
         if bad or task_exit.in_mpi:
             note_failure(step, node, task_exit)
-        kill = kill or task_exit.in_mpi or (bad and step.kill_on_bad_exit)
+        kill = kill or task_exit.in_mpi
+        terminate = terminate or (bad and step.kill_on_bad_exit)
     wait_s = step.spec.wait_s if step.spec is not None else 0
     if wait_s and step.wait_kill_s is None and step.ntasks > len(message.exits):
         step.wait_kill_s = now_s + wait_s
@@ -110,6 +111,8 @@ def on_tasks_exited(
     state.touch_step(step)
     if kill and step.step_id != STEP_BATCH:
         effects += end_step(state, step, "")
+    elif terminate and step.step_id != STEP_BATCH and step.ntasks > len(message.exits):
+        effects += terminate_step(state, step, now_s)
     return effects
 
 
@@ -194,7 +197,7 @@ def _node_share_ended(
             return effects + node_failed(state, job, node, now_s, gone=False)
         return effects + batch_ended(state, job, step, now_s)
     if step.end_s is None and step.first_failure is not None and step.kill_on_bad_exit:
-        effects += end_step(state, step, "")
+        effects += terminate_step(state, step, now_s)
     return effects
 
 

@@ -38,6 +38,10 @@ class Settings(msgspec.Struct, kw_only=True, omit_defaults=True):
     backfill: bool = True
 
 
+#: States of a partition, in the order of their numbers in the store.
+PARTITION_STATES = ("UP", "DOWN", "DRAIN", "INACTIVE")
+
+
 class Dirty(msgspec.Struct):
     """Records changed in this turn, and ids of jobs that left memory (their rows stay)."""
 
@@ -71,6 +75,10 @@ class State:
         if "target_nodes" in self.meta:
             self.target_nodes = self.meta["target_nodes"]
         self.meta["target_nodes"] = self.target_nodes
+        for part in partitions:  # what scontrol changed outlives a restart
+            code = self.meta.get(f"partition_state {part.name}")
+            if code is not None:
+                part.state = PARTITION_STATES[code]
         # Derived.
         self.pending: dict[int, None] = {}
         self.by_array: dict[int, dict[int, None]] = {}
@@ -127,7 +135,9 @@ class State:
     def depend(self, job: Job, target: str) -> None:
         """Note that ``job`` wants to hear of the end of ``target``."""
         if target:
-            self.dependents.setdefault(int(target.partition("_")[0]), {})[job.id] = None
+            self.dependents.setdefault(int(target.partition("+")[0].partition("_")[0]), {})[
+                job.id
+            ] = None
 
     def count_array(self, job: Job, change: int) -> None:
         """Running tasks of an array, for the %throttle."""

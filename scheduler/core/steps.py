@@ -12,6 +12,7 @@ from scheduler.core.layout import block_counts, place_tasks
 from scheduler.core.pool import bits, lowest, mask_of
 from scheduler.core.state import State
 
+SIGCONT, SIGTERM = 18, 15
 BUSY = "Requested nodes are busy"
 NOT_AVAILABLE = "Requested node configuration is not available"
 
@@ -304,6 +305,17 @@ def signal_step(step: Step, signum: int, *, batch_shell: bool = False) -> list[A
         for n in step.layout.nodes
         if n not in step.ended
     ]
+
+
+def terminate_step(state: State, step: Step, now_s: float) -> list[AnyEffect]:
+    """TERM, and KILL after KillWait: srun's --kill-on-bad-exit."""
+    if step.killed:
+        return []
+    step.killed = True
+    step.kill_at_s = now_s + state.settings.kill_wait_s
+    state.at(step.kill_at_s, "step_kill", step_timer_key(step))
+    state.touch_step(step)
+    return [*signal_step(step, SIGCONT), *signal_step(step, SIGTERM)]
 
 
 def end_step(state: State, step: Step, why: str) -> list[AnyEffect]:

@@ -29,13 +29,13 @@ def on_job_submitted(state: State, event: JobSubmitted) -> list[AnyEffect]:
         return [
             Reply(
                 req=event.req,
-                message=wire.Error(code=error.code, message=error.message, warning=error.detail),
+                message=wire.Error(
+                    code=error.code, message=error.message, warning=_detail(state, event, error)
+                ),
             )
         ]
     except ClusterError as error:
         return [Reply(req=event.req, message=wire.Error(code=error.code, message=error.message))]
-    if event.test_only:
-        return [Reply(req=event.req, message=wire.Submitted(job_id=0))]
     job.id = state.new_job_id()
     if job.array_tasks:
         job.array_job_id = job.id
@@ -50,6 +50,15 @@ def on_job_submitted(state: State, event: JobSubmitted) -> list[AnyEffect]:
         KeepPayload(req=event.req, job_id=job.id),
         Reply(req=event.req, message=wire.Submitted(job_id=job.id)),
     ]
+
+
+def _detail(state: State, event: JobSubmitted, error: Infeasible) -> str:
+    """The sentence that names the limit; with EnforcePartLimits=NO only what Slurm says."""
+    if state.settings.enforce_part_limits != "NO":
+        return error.detail
+    wanted = event.spec.resources.cpus_per_task
+    too_many = wanted > max((n.cpus for n in state.nodes.values()), default=0)
+    return "CPU count per node can not be satisfied" if too_many else ""
 
 
 def build(state: State, event: JobSubmitted) -> Job:
@@ -149,6 +158,9 @@ def _array_facts(tasks: list[int]) -> tuple[int, int, int, int] | None:
 def _check_resources(spec: JobSpec) -> None:
     res = spec.resources
     numbers = (res.min_nodes, res.max_nodes, res.ntasks, res.ntasks_per_node, res.cpus_per_task)
+    most = res.ntasks_per_node * max(res.max_nodes, res.min_nodes)
+    if res.nodes_given and res.ntasks_per_node and res.ntasks > most:
+        raise Rejected("Requested node configuration is not available")
     if any(n < 0 or n > 10_000_000 for n in numbers) or (res.nodes_given and res.min_nodes < 1):
         raise Rejected("Node count specification invalid")
     if res.max_nodes and res.max_nodes < res.min_nodes:
@@ -175,6 +187,10 @@ def _check_limits(state: State, job: Job, spec: JobSpec) -> None:
         if name not in state.nodes:
             raise Rejected("Invalid node name specified")
     for name in job.partitions:
+        if state.partitions[name].state in ("INACTIVE", "DRAIN"):
+            raise Rejected("Required partition not available (inactive or drain)")
+        if state.partitions[name].state == "DOWN":
+            continue  # it waits, whatever it asks for
         reason = limit_reason(state, job, name)
         if reason and strict:
             raise _limit_error(state, job, name, reason)
@@ -204,8 +220,12 @@ def limit_reason(state: State, job: Job, partition: str) -> str:
         return "PartitionNodeLimit"
     if part.state not in ("UP", "DRAIN"):
         return "PartitionDown" if part.state == "DOWN" else "PartitionInactive"
-    if job.res.min_nodes > size_of(state, part):
+    nodes = [state.nodes[n] for n in part.nodes if n in state.nodes]
+    cpus = max(job.res.ntasks, job.res.min_nodes) * max(1, job.res.cpus_per_task)
+    if cpus > sum(n.cpus for n in nodes):
         return "PartitionConfig"
+    if job.res.min_nodes > size_of(state, part):
+        return "PartitionNodeLimit"
     return ""
 
 
@@ -218,15 +238,15 @@ def _limit_error(state: State, job: Job, partition: str, reason: str) -> Cluster
             "Requested time limit is invalid (missing or exceeds some limit)",
             f"{asked} asked for, partition {partition} allows {part.max_time_s // 60} min",
         )
-    if reason == "PartitionNodeLimit":
+    if reason == "PartitionNodeLimit" and part.max_nodes is not None:
         return Infeasible(
             "Node count specification invalid",
             f"{job.res.min_nodes} nodes asked for, partition {partition} allows {part.max_nodes}",
         )
-    if reason == "PartitionConfig":
+    if reason in ("PartitionConfig", "PartitionNodeLimit"):
         never = infeasible(state, job, partition)
         return Infeasible(*(never or ("Node count specification invalid", "")))
-    return Rejected("Required partition not available (inactive or drain)")
+    raise AssertionError(f"no error text for {reason}")
 
 
 def _first_reason(state: State, job: Job, now_s: float) -> list[AnyEffect]:
@@ -241,7 +261,7 @@ def _first_reason(state: State, job: Job, now_s: float) -> list[AnyEffect]:
         job.reason = "BeginTime"
     elif job.deps:
         effects = check_deps(state, job, now_s)
-        if not job.deps:
+        if not job.deps and job.begin_s is None:
             job.eligible_s = now_s
             job.priority = priority_of(state, job, now_s)
     else:

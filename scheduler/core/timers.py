@@ -22,7 +22,7 @@ def fire(state: State, now_s: float) -> list[AnyEffect]:
         _, _, kind, key = heappop(state.timers)
         if kind == "silent":
             effects += on_silent(state, key, now_s)
-        elif kind in ("step_limit", "step_wait"):
+        elif kind in ("step_limit", "step_wait", "step_kill"):
             effects += _step_due(state, kind, key, now_s)
         else:
             effects += _job_due(state, kind, int(key), now_s)
@@ -103,6 +103,9 @@ def _step_due(state: State, kind: str, key: str, now_s: float) -> list[AnyEffect
     step = state.steps.get((int(job_id), step_id))
     if step is None or step.attempt != int(attempt):
         return []
+    if kind == "step_kill":
+        due = step.kill_at_s is not None and now_s >= step.kill_at_s
+        return end_step(state, step, "") if due else []
     if kind == "step_wait":
         return end_step(state, step, "") if step.wait_kill_s is not None else []
     if step.time_limit_s is not None and now_s >= step.start_s + step.time_limit_s:
@@ -127,6 +130,8 @@ def rearm(state: State, now_s: float) -> None:
     for step in state.steps.values():
         if step.time_limit_s is not None:
             state.at(step.start_s + step.time_limit_s, "step_limit", step_timer_key(step))
+        if step.kill_at_s is not None:
+            state.at(step.kill_at_s, "step_kill", step_timer_key(step))
         if step.wait_kill_s is not None:
             state.at(step.wait_kill_s, "step_wait", step_timer_key(step))
     for node in state.nodes.values():

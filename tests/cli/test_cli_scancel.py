@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 
 import pytest
@@ -64,7 +65,6 @@ def test_ids(run: Runner, fake: FakeController, argv: list[str], ids: list[str])
                 'Try "scancel --help" for more information\n'
             ),
         ),
-        (["-i", "1"], "scancel: error: --interactive needs a terminal to ask on\n"),
     ],
 )
 def test_errors(run: Runner, fake: FakeController, argv: list[str], err: str) -> None:
@@ -114,3 +114,23 @@ def test_verbose_names_the_jobs_that_match(run: Runner, fake: FakeController) ->
     fake.answers[wire.GetJobs] = wire.Jobs(jobs=[{"id": 9}])
     assert run("scancel", "-v", "-n", "big").err == "scancel: Terminating job 9\n"
     assert fake.of(wire.Cancel)[-1].ids == ["9"]
+
+
+@pytest.mark.parametrize(("answers", "cancelled"), [("n\ny\n", ["2"]), ("y\n", ["1"]), ("", [])])
+def test_interactive_asks_and_the_end_of_the_input_is_a_no(
+    run: Runner,
+    fake: FakeController,
+    monkeypatch: pytest.MonkeyPatch,
+    answers: str,
+    cancelled: list[str],
+) -> None:
+    fake.answers[wire.GetJobs] = lambda request: wire.Jobs(
+        jobs=[{"id": int(request.ids[0]), "name": "q", "partition": "main"}], now_s=1.0
+    )
+    monkeypatch.setattr("sys.stdin", io.StringIO(answers))
+    ran = run("scancel", "-i", "1", "2")
+    assert ran.status == 0
+    assert ran.out == (
+        "Cancel job_id=1 name=q partition=main [y/n]? Cancel job_id=2 name=q partition=main [y/n]? "
+    )
+    assert [i for request in fake.of(wire.Cancel) for i in request.ids] == cancelled

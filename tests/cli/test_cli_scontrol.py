@@ -102,6 +102,7 @@ def fake(controller: FakeController) -> FakeController:
         wire.Control: lambda r: wire.Results(results=[wire.Result(id=i) for i in r.ids]),
         wire.UpdateJob: lambda r: wire.Results(results=[wire.Result(id=r.id)]),
         wire.UpdateNode: wire.Ok(),
+        wire.UpdatePartition: wire.Ok(),
     }
     return controller
 
@@ -294,6 +295,20 @@ def test_update_of_a_node(run: Runner, fake: FakeController) -> None:
         1,
         "",
         "slurm_update error: Invalid node name specified\n",
+    )
+
+
+def test_update_of_a_partition(run: Runner, fake: FakeController) -> None:
+    assert run("scontrol", "update", "PartitionName=main", "State=down").status == 0
+    request = fake.of(wire.UpdatePartition)[-1]
+    assert (request.name, request.state) == ("main", "DOWN")
+    wrong = run("scontrol", "update", "partitionname=main", "state=sideways")
+    assert (wrong.status, wrong.err.splitlines()[0]) == (1, "Invalid input: state=sideways")
+    fake.answers[wire.UpdatePartition] = wire.Error(
+        code="not_found", message="Invalid partition name specified"
+    )
+    assert run("scontrol", "update", "partitionname=x", "state=up").err == (
+        "slurm_update error: Invalid partition name specified\n"
     )
 
 

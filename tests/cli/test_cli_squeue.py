@@ -33,8 +33,8 @@ def test_default_order_and_columns(run: Runner, fake: FakeController) -> None:
     assert run("squeue").out == HEADER + (
         "            700010     debug     dep1     root PD       0:00      1 (Dependency)\n"
         "            700009      main      big     root PD       0:00      4 (Resources)\n"
-        "    700004_[3-6%2]      main      arr     root PD       0:00      1 (JobArrayTaskLimit)\n"
         "            700011      main    later     root PD       0:00      1 (BeginTime)\n"
+        "    700004_[3-6%2]      main      arr     root PD       0:00      1 (JobArrayTaskLimit)\n"
         "            700002      main    held1     root PD       0:00      1 (JobHeldUser)\n"
         "            700001      main     run1     root  R       1:40      1 n001\n"
         "          700004_1      main      arr     root  R       1:40      1 n001\n"
@@ -48,7 +48,7 @@ def test_long(run: Runner, fake: FakeController) -> None:
         "             JOBID PARTITION     NAME     USER    STATE       TIME TIME_LIMI  NODES "
         "NODELIST(REASON)"
     )
-    assert lines[4] == (
+    assert lines[5] == (
         "    700004_[3-6%2]      main      arr     root  PENDING       0:00 1-00:00:00      1 "
         "(JobArrayTaskLimit)"
     )
@@ -188,7 +188,7 @@ def test_filters_go_to_the_controller(run: Runner, fake: FakeController) -> None
 
 def test_wrong_filters(run: Runner, fake: FakeController) -> None:
     user = run("squeue", "-u", "nosuchuser")
-    assert (user.status, user.err) == (0, "squeue: error: Invalid user: nosuchuser\n")
+    assert (user.status, user.err) == (0, "squeue: error: Invalid user: nosuchuser\n\n")
     state = run("squeue", "-t", "BOGUS")
     assert state.status == 1
     assert state.err.startswith(
@@ -232,7 +232,7 @@ def test_options_that_do_not_exist_or_are_not_built(run: Runner, fake: FakeContr
     assert unknown.err == (
         "squeue: unrecognized option '--frob'\nTry \"squeue --help\" for more information\n"
     )
-    assert run("squeue", "-i", "x") == (1, "", "squeue: error: --iterate=x\n")
+    assert run("squeue", "-i", "x") == (1, "", "squeue: error: --iterate=x\n\n")
     assert "--json is not built yet" in run("squeue", "--json").err
     assert run("squeue", "foo").err.startswith("squeue: error: Unrecognized option: foo\n")
     assert run("squeue", "-V").out == "slurm-wlm 22.05.8\n"

@@ -237,3 +237,36 @@ def test_cancelled_while_it_waits(run: Runner, controller: FakeController) -> No
             "Job/step already completing or completed\n"
         ),
     )
+
+
+def test_prolog_and_epilog_run_here_around_the_step(run: Runner, step: Step) -> None:
+    for name in ("pr", "ep"):
+        Path(name).write_text(f'#!/bin/sh\necho {name} "$@" $SLURM_JOB_ID\n')
+        Path(name).chmod(0o755)
+    step.events = [_output(0, "main\n"), _exits((0, 0, 0)), DONE]
+    ran = run("srun", "--prolog=./pr", "--epilog", "ep", "prog", "x")
+    assert ran == (0, "pr prog x 7\nmain\nep prog x 7\n", "")
+
+
+def test_a_prolog_that_cannot_run_is_said_and_the_step_goes_on(run: Runner, step: Step) -> None:
+    ran = run("srun", "--prolog=nosuch", "prog")
+    assert ran == (
+        0,
+        "",
+        "srun: error: prolog nosuch cannot be run: No such file or directory\n",
+    )
+
+
+@pytest.mark.parametrize(("code", "signum", "status"), [(1, 0, 1), (0, 11, 139)])
+def test_ranks_killed_because_another_died_in_mpi_do_not_count(
+    run: Runner, step: Step, code: int, signum: int, status: int
+) -> None:
+    step.tasks = 2
+    first = {"task": 0, "code": code, "signal": signum, "in_mpi": True}
+    killed = {"task": 1, "code": 0, "signal": 9, "in_mpi": True}
+    step.events = [
+        wire.StepEvent(exits=[first], node="n001"),
+        wire.StepEvent(exits=[killed], node="n001"),
+        wire.StepEvent(done={"state": "FAILED", "code": code, "signal": signum}),
+    ]
+    assert run("srun", "-n2", "prog").status == status

@@ -124,7 +124,12 @@ def test_enforce_part_limits_no_lets_it_pend_with_the_reason() -> None:
     wide = w.submit(nodes=3, time_limit_s=60)
 
     assert w.job(long).reason == "PartitionTimeLimit"
-    assert w.job(wide).reason == "PartitionConfig"
+    assert w.job(wide).reason == "PartitionNodeLimit"
+    w.submit(nodes=1024)
+    assert [j.reason for j in w.state.jobs.values()][-1] == "PartitionConfig"  # CPUs, too
+    refused = w.try_submit(cpus_per_task=1000, nodes=1)
+    assert isinstance(refused, wire.Error)
+    assert refused.warning == "CPU count per node can not be satisfied"
 
 
 def test_time_limit_terms_then_kills() -> None:

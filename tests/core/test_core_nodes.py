@@ -146,7 +146,7 @@ def test_no_requeue_is_node_fail() -> None:
     w.agents["n001"].cut()
     w.advance(11)
 
-    assert (w.job(j).state, w.job(j).reason) == ("NODE_FAIL", "NodeFail")
+    assert (w.job(j).state, w.job(j).reason) == ("NODE_FAIL", "NodeDown")
     assert "n001" in w.job(j).detail
 
 
