@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from scheduler.api import agentwire, wire
 from scheduler.api.errors import Denied, NotFound, Rejected
-from scheduler.api.records import Job, Node, Step
+from scheduler.api.records import Job, Node, Partition, Step
 from scheduler.core import reports
 from scheduler.core.effects import AnyEffect, Launch, Reply, Send
 from scheduler.core.events import Asked, LinkLost
 from scheduler.core.lifecycle import current, node_cleaned, node_failed
+from scheduler.core.placement import size_of
 from scheduler.core.state import State
 from scheduler.core.steps import end_step
 
@@ -205,23 +206,38 @@ def healthy(node: Node) -> bool:
 
 
 def balance_spares(state: State, now_s: float) -> None:
-    """Keep as many nodes in service as the cluster file says.
+    """Keep as many nodes of every partition in service as the cluster file says.
 
     A spare takes the place of a node that is down; when the lost node is back, an idle one
     becomes the spare again.  A drain set by a person takes no spare.
     """
+    parts = {
+        name: [p for p in state.partitions.values() if name in p.nodes] for name in state.nodes
+    }
+    more = {p.name: -size_of(state, p) for p in state.partitions.values()}  # serving - wanted
     serving = [n for n in state.nodes.values() if not n.spare and healthy(n)]
     spares = [n for n in state.nodes.values() if n.spare and n.state == "UP" and n.responding]
-    spares = [n for n in spares if not n.drain and not n.fail]
-    missing = state.target_nodes - len(serving)
-    for node in spares[: max(0, missing)]:
-        node.spare = False
-        state.touch_node(node)
-        state.want_schedule = True
+    for node in serving:
+        _count(more, parts[node.name], 1)
+    for node in spares:
+        usable = not node.drain and not node.fail
+        if usable and any(more[p.name] < 0 for p in parts[node.name]):
+            node.spare = False
+            _count(more, parts[node.name], 1)
+            state.touch_node(node)
+            state.want_schedule = True
     idle = [n for n in reversed(serving) if not state.on_node[n.name] and n.state == "UP"]
-    for node in idle[: max(0, -missing)]:
-        node.spare = True
-        state.touch_node(node)
+    idle.sort(key=lambda n: not n.standby)
+    for node in idle:
+        if parts[node.name] and all(more[p.name] > 0 for p in parts[node.name]):
+            node.spare = True
+            _count(more, parts[node.name], -1)
+            state.touch_node(node)
+
+
+def _count(more: dict[str, int], parts: list[Partition], change: int) -> None:
+    for part in parts:
+        more[part.name] += change
 
 
 # ---------------------------------------------------------------------- scontrol update node

@@ -7,6 +7,7 @@ from scheduler.api.records import Device, Node, Partition
 from scheduler.core import effects as fx
 from scheduler.core import events, machine
 from scheduler.core.state import Settings, State
+from scheduler.parts import merge_node
 from tests.support.world import FakeAgent, World
 
 
@@ -160,6 +161,45 @@ def test_a_spare_is_no_room_for_larger_jobs() -> None:
     assert not w.state.nodes["n002"].spare
     for fields in ({"ntasks": 9}, {"nodes": 2}):
         assert isinstance(w.try_submit(**fields), wire.Error), "two nodes never serve at once"
+
+
+def test_a_spare_never_shrinks_a_partition_that_it_is_not_in() -> None:
+    main = Partition(name="main", nodes=["n001", "n002", "n003"], default=True)
+    fast = Partition(name="fast", nodes=["n001", "n002"])
+    w = World(nodes=2, spares=1, partitions=[main, fast], node_timeout_s=10)
+    w.agents["n001"].cut()
+    w.advance(11)
+    keeps = w.submit(nodelist=["n003"])  # the stand-in is busy when n001 is back
+    assert w.states(keeps) == ["RUNNING"]
+
+    w.agents["n001"].register()
+    assert w.states(w.submit(nodes=2, partitions=["fast"])) == ["RUNNING"]
+
+    w.finish(keeps)
+    w.ask(wire.UpdateNode(names=["n001"], weight=1))
+    assert [n.spare for n in w.state.nodes.values()] == [False, False, True]
+
+
+def test_nodes_added_to_the_cluster_file_come_into_service() -> None:
+    w = World(nodes=1, spares=1)
+    w.settings = Settings()
+    added = Node(name="n003", cpus=16, mem_mib=65536, devices=w.state.nodes["n001"].devices)
+    nodes = [*w.state.nodes.values(), added]
+    w.partitions = [Partition(name="main", nodes=[n.name for n in nodes], default=True)]
+    w.state = State(w.settings, nodes, w.partitions, [], [], dict(w.state.meta))
+    w.agents["n003"] = FakeAgent(w, "n003")
+    w.event(events.Started(now_s=w.now))
+    for agent in w.agents.values():
+        agent.register()
+
+    assert [n.spare for n in w.state.nodes.values()] == [False, True, False]
+    assert w.states(w.submit(nodes=2)) == ["RUNNING"]
+
+
+def test_the_cluster_file_says_who_stands_by_the_row_who_serves() -> None:
+    row = Node(name="n1", cpus=4, spare=False, standby=False)
+    merged = merge_node(Node(name="n1", cpus=8, spare=True, standby=True), row)
+    assert (merged.cpus, merged.spare, merged.standby) == (8, False, True)
 
 
 # ---------------------------------------------------------------------- nodes
