@@ -123,12 +123,11 @@ def _reconcile_step(
     if report is None:
         detail = f"{node.name} lost the step's records"
         return node_failed(state, job, node.name, now_s, gone=False, detail=detail)
-    if report.running and node.name not in step.started:
-        step.started.append(node.name)
-        state.touch_step(step)
     if report.running and step.killed and not job.completing:
         return end_step(state, step, "")  # the first order may have been lost
-    return []  # an ended step is reported again by StepEnded
+    # That it has processes is said again by StepStarted, its end by StepEnded: a step that is
+    # only on its way to them may get lost with the agent, and is then launched once more.
+    return []
 
 
 def on_job_cleaned(

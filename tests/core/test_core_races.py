@@ -254,6 +254,24 @@ def test_a_launch_is_not_repeated_on_a_machine_that_rebooted() -> None:
     assert (w.job(job).state, w.job(job).restarts) == ("RUNNING", 1)
 
 
+def test_a_launch_that_was_lost_with_the_agent_before_it_had_processes_is_repeated() -> None:
+    w = World(nodes=1, node_timeout_s=100)
+    w.launch_blocked = True
+    job = w.submit(requeue=False)
+    agent = w.agents["n001"]
+    agent.cut()
+    agent.running[(job, "batch", 1)] = [0]  # handed to the fork server
+    agent.register()
+    agent.cut()
+    del agent.running[(job, "batch", 1)]
+    agent.agent_id += "b"
+    w.launch_blocked = False
+    agent.register()
+
+    assert agent.starts == [(job, "batch", 1)]
+    assert w.states(job) == ["RUNNING"]
+
+
 def test_a_lost_step_does_not_free_the_node_under_the_script() -> None:
     w = World(nodes=2, node_timeout_s=100, requeue_delay_s=0)
     job = w.submit(exclusive=True)
