@@ -31,7 +31,7 @@ def on_register(
     node.boot_s, node.agent_start_s = message.boot_s, message.start_s
     node.os, node.arch = message.os, message.arch
     state.touch_node(node)
-    lost = [r for r in message.steps if r.lost]
+    lost = [r for r in message.steps if r.lost and _is_news(state, name, r)]
     effects = _reconcile(state, node, message, now_s, rebooted=rebooted)
     if lost and restarted:
         effects += set_down(state, node, DIED, now_s)
@@ -43,6 +43,12 @@ def on_register(
     balance_spares(state, now_s)
     state.want_schedule = True
     return effects
+
+
+def _is_news(state: State, name: str, report: agentwire.StepReport) -> bool:
+    """Is the step, for all the controller knew, still there?  (Else its loss was told before.)"""
+    found = reports.find(state, report.job_id, report.step_id, report.attempt)
+    return found is not None and name not in found[1].ended
 
 
 def _comes_back(state: State, node: Node) -> bool:

@@ -287,6 +287,22 @@ def test_a_lost_step_does_not_free_the_node_under_the_script() -> None:
     assert w.state.pool.nodes["n001"].jobs == 1, "the script runs there"
 
 
+def test_a_loss_that_is_told_again_takes_no_other_job_with_it() -> None:
+    w = World(nodes=1)
+    lost = w.submit(requeue=False)
+    agent = w.agents["n001"]
+    agent.end((lost, "batch", 1), lost=True)
+    agent.lost[(lost, "batch", 1)] = [0]  # "Forget" did not arrive
+    other = w.submit(requeue=False)
+    agent.cut()
+    agent.agent_id += "b"
+
+    agent.register()
+
+    assert w.states(lost, other) == ["NODE_FAIL", "RUNNING"]
+    assert w.state.nodes["n001"].state == "UP"
+
+
 def test_a_node_that_lost_the_tasks_of_an_ending_job_is_usable_again() -> None:
     w = World(nodes=1, node_timeout_s=100, kill_wait_s=1)
     job = w.submit(exclusive=True)
