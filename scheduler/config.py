@@ -87,6 +87,7 @@ class NodeSpec:
             instance_type=kind.name,
             weight=self.weight,
             spare=self.spare,
+            standby=self.spare,
         )
 
 

@@ -84,6 +84,7 @@ def merge_node(node: Node, row: Node | None) -> Node:
     return msgspec.structs.replace(
         row,
         addr=node.addr,
+        standby=node.standby,
         cpus=node.cpus,
         mem_mib=node.mem_mib,
         devices=row.devices if same else node.devices,

@@ -308,7 +308,8 @@ class Node(Struct):
     drain: bool = False
     fail: bool = False
     responding: bool = False
-    spare: bool = False
+    spare: bool = False  # kept free now
+    standby: bool = False  # the cluster file calls it a spare
     reason: str = ""
     reason_s: float | None = None
     reason_uid: int = 0

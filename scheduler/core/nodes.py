@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from scheduler.api import agentwire, wire
 from scheduler.api.errors import Denied, NotFound, Rejected
-from scheduler.api.records import Job, Node, Step
+from scheduler.api.records import Job, Node, Partition, Step
 from scheduler.core import reports
 from scheduler.core.effects import AnyEffect, Launch, Reply, Send
 from scheduler.core.events import Asked, LinkLost
 from scheduler.core.lifecycle import current, node_cleaned, node_failed
+from scheduler.core.placement import size_of
 from scheduler.core.state import PARTITION_STATES, State
 from scheduler.core.steps import end_step
 
@@ -30,7 +31,7 @@ def on_register(
     node.boot_s, node.agent_start_s = message.boot_s, message.start_s
     node.os, node.arch = message.os, message.arch
     state.touch_node(node)
-    lost = [r for r in message.steps if r.lost]
+    lost = [r for r in message.steps if r.lost and _is_news(state, name, r)]
     effects = _reconcile(state, node, message, now_s, rebooted=rebooted)
     if lost and restarted:
         effects += set_down(state, node, DIED, now_s)
@@ -48,6 +49,12 @@ def _to_service(node: Node) -> None:
     node.state = "UP"
     if not node.drain and not by_person:
         node.reason, node.reason_s, node.reason_by = "", None, ""
+
+
+def _is_news(state: State, name: str, report: agentwire.StepReport) -> bool:
+    """Is the step, for all the controller knew, still there?  (Else its loss was told before.)"""
+    found = reports.find(state, report.job_id, report.step_id, report.attempt)
+    return found is not None and name not in found[1].ended
 
 
 def _comes_back(state: State, node: Node) -> bool:
@@ -128,12 +135,11 @@ def _reconcile_step(
     if report is None:
         detail = f"{node.name} lost the step's records"
         return node_failed(state, job, node.name, now_s, gone=False, detail=detail)
-    if report.running and node.name not in step.started:
-        step.started.append(node.name)
-        state.touch_step(step)
     if report.running and step.killed and not job.completing:
         return end_step(state, step, "")  # the first order may have been lost
-    return []  # an ended step is reported again by StepEnded
+    # That it has processes is said again by StepStarted, its end by StepEnded: a step that is
+    # only on its way to them may get lost with the agent, and is then launched once more.
+    return []
 
 
 def on_job_cleaned(
@@ -216,23 +222,38 @@ def healthy(node: Node) -> bool:
 
 
 def balance_spares(state: State, now_s: float) -> None:
-    """Keep as many nodes in service as the cluster file says.
+    """Keep as many nodes of every partition in service as the cluster file says.
 
     A spare takes the place of a node that is down; when the lost node is back, an idle one
     becomes the spare again.  A drain set by a person takes no spare.
     """
+    parts = {
+        name: [p for p in state.partitions.values() if name in p.nodes] for name in state.nodes
+    }
+    more = {p.name: -size_of(state, p) for p in state.partitions.values()}  # serving - wanted
     serving = [n for n in state.nodes.values() if not n.spare and healthy(n)]
     spares = [n for n in state.nodes.values() if n.spare and n.state == "UP" and n.responding]
-    spares = [n for n in spares if not n.drain and not n.fail]
-    missing = state.target_nodes - len(serving)
-    for node in spares[: max(0, missing)]:
-        node.spare = False
-        state.touch_node(node)
-        state.want_schedule = True
+    for node in serving:
+        _count(more, parts[node.name], 1)
+    for node in spares:
+        usable = not node.drain and not node.fail
+        if usable and any(more[p.name] < 0 for p in parts[node.name]):
+            node.spare = False
+            _count(more, parts[node.name], 1)
+            state.touch_node(node)
+            state.want_schedule = True
     idle = [n for n in reversed(serving) if not state.on_node[n.name] and n.state == "UP"]
-    for node in idle[: max(0, -missing)]:
-        node.spare = True
-        state.touch_node(node)
+    idle.sort(key=lambda n: not n.standby)
+    for node in idle:
+        if parts[node.name] and all(more[p.name] > 0 for p in parts[node.name]):
+            node.spare = True
+            _count(more, parts[node.name], -1)
+            state.touch_node(node)
+
+
+def _count(more: dict[str, int], parts: list[Partition], change: int) -> None:
+    for part in parts:
+        more[part.name] += change
 
 
 # ---------------------------------------------------------------------- scontrol update node

@@ -198,10 +198,9 @@ FEATURES = "Invalid feature specification"
 def size_of(state: State, part: Partition) -> int:
     """How many nodes the partition has in service when all are well.
 
-    While a spare stands in for a lost node both count as serving, so the file's number bounds it.
+    A spare that stands in for a lost node adds none.
     """
-    serving = sum(1 for n in part.nodes if n in state.nodes and not state.nodes[n].spare)
-    return min(serving, state.target_nodes)
+    return sum(1 for n in part.nodes if n in state.nodes and not state.nodes[n].standby)
 
 
 def infeasible(state: State, job: Job, partition: str) -> tuple[str, str] | None:

@@ -71,10 +71,6 @@ class State:
         self.jobs: dict[int, Job] = {}
         self.steps: dict[tuple[int, str], Step] = {}
         self.meta: dict[str, int] = {"next_job_id": settings.first_job_id, **(meta or {})}
-        self.target_nodes = sum(1 for n in nodes if not n.spare)
-        if "target_nodes" in self.meta:
-            self.target_nodes = self.meta["target_nodes"]
-        self.meta["target_nodes"] = self.target_nodes
         for part in partitions:  # what scontrol changed outlives a restart
             code = self.meta.get(f"partition_state {part.name}")
             if code is not None:

@@ -323,9 +323,9 @@ class Auditor:
         """Jobs that wait for a release."""
         return [i for i in self._open if self.facts.rows[i].held]
 
-    def never(self) -> list[int]:
-        """Jobs whose dependency cannot be met any more."""
-        return [i for i in self._open if self.facts.rows[i].reason == "DependencyNeverSatisfied"]
+    def waiting_for(self, reason: str) -> list[int]:
+        """Jobs that wait for this reason."""
+        return [i for i in self._open if self.facts.rows[i].reason == reason]
 
     def state_of(self, job_id: int) -> str:
         """Its state, "" when nobody knows it."""

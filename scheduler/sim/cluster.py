@@ -43,7 +43,10 @@ class Cluster:
         )
         names = [f"n{i}" for i in range(1, plan.nodes + plan.spares + 1)]
         self.machines = {name: Machine(self, name, i) for i, name in enumerate(names)}
-        self.partitions = [Partition(name="main", nodes=names, default=True)]
+        self.partitions = [
+            Partition(name="main", nodes=names, default=True),
+            Partition(name="fast", nodes=names[: len(names) // 2 + 1], priority=3, max_time_s=40),
+        ]
         self.auditor = Auditor(self.loop, self.settings, self.mem_mib)
         self.disk = Disk()
         self.controller: Controller | None = None
@@ -59,6 +62,7 @@ class Cluster:
                 mem_mib=self.mem_mib,
                 devices=[Device(index=d.index, cores=len(d.cores)) for d in machine.devices],
                 spare=machine.number >= self.plan.nodes,
+                standby=machine.number >= self.plan.nodes,
             )
             for name, machine in self.machines.items()
         ]

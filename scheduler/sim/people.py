@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from scheduler.api import wire
-from scheduler.api.records import JobSpec, Payload, Resources, StepSpec
+from scheduler.api.records import JobSpec, Payload, Resources, SignalAt, StepSpec
 from scheduler.sim.acts import Act
 from scheduler.sim.loop import Failure
 from scheduler.sim.machine import Machine
@@ -13,6 +13,7 @@ from scheduler.sim.machine import Machine
 if TYPE_CHECKING:
     from scheduler.sim.cluster import Cluster
 
+_PARTITIONS = (["fast"], ["fast", "main"], ["main", "fast"], ["main"])
 _KINDS = ("after", "afterany", "afterok", "afternotok")
 
 
@@ -78,6 +79,8 @@ class People:
             hold=p[7] < 0.03,
             begin_s=self.loop.now + 20 * p[6] if 0.03 < p[7] < 0.08 else None,
             kill_on_bad_exit=p[7] > 0.8,
+            partitions=_PARTITIONS[int(p[1] * 20)] if p[0] > 0.4 and p[1] < 0.2 else [],
+            signal=SignalAt(signum=10, before_s=5, batch=p[3] < 0.5) if p[4] > 0.9 else None,
         )
 
     def _submit(self, act: Act) -> None:
@@ -295,28 +298,35 @@ class People:
     def _tend(self) -> None:
         controller = self.world.controller
         if controller is not None:
-            nodes = controller.state.nodes.values()
-            bad = [n.name for n in nodes if n.responding and (n.drain or n.fail)]
-            bad += [n.name for n in nodes if n.responding and n.state == "DOWN"]
-            for name in dict.fromkeys(bad):
-                self.ask(wire.UpdateNode(names=[name], state="RESUME"))
+            for name in self._bad_nodes():
+                if controller.state.nodes[name].responding:
+                    self.ask(wire.UpdateNode(names=[name], state="RESUME"))
             for job_id in self.audit.held():
                 self.ask(wire.Control(op="release", ids=[str(job_id)]))
             for job_id in self.allocations:
                 if self.audit.state_of(job_id) == "RUNNING":
                     self.ask(wire.EndAllocation(job_id=job_id))
-            for job_id in self.audit.never():
+            for job_id in self.audit.waiting_for("DependencyNeverSatisfied"):
                 self.ask(wire.Cancel(ids=[str(job_id)]))
+            for job_id in self.audit.waiting_for("PartitionTimeLimit"):
+                self.ask(wire.UpdateJob(id=str(job_id), time_limit_s=30))
         if not self.at_rest():
             self.loop.after(20.0, self._tend)
 
     def at_rest(self) -> bool:
-        """All that was asked for is answered, all that was accepted is over."""
-        return not self._unanswered and not self.audit.open_jobs()
+        """All that was asked for is answered, all that was accepted over, every node in order."""
+        return not self._unanswered and not self.audit.open_jobs() and not self._bad_nodes()
+
+    def _bad_nodes(self) -> list[str]:
+        """Nodes that somebody has to look after."""
+        controller = self.world.controller
+        nodes = controller.state.nodes.values() if controller is not None else []
+        return [n.name for n in nodes if n.drain or n.fail or n.state != "UP" or not n.responding]
 
     def unrest(self) -> str:
         """What is not over, in words."""
-        return f"unanswered: {list(self._unanswered)}; {self.audit.describe_open()}"
+        bad = self._bad_nodes()
+        return f"unanswered: {list(self._unanswered)}; nodes: {bad}; {self.audit.describe_open()}"
 
     def settle_spares(self) -> None:
         """Any change of a node has the controller choose anew who is a spare."""

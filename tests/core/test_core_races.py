@@ -7,6 +7,7 @@ from scheduler.api.records import Device, Node, Partition
 from scheduler.core import effects as fx
 from scheduler.core import events, machine
 from scheduler.core.state import Settings, State
+from scheduler.parts import merge_node
 from tests.support.world import FakeAgent, World
 
 
@@ -163,6 +164,45 @@ def test_a_spare_is_no_room_for_larger_jobs() -> None:
         assert isinstance(w.try_submit(**fields), wire.Error), "two nodes never serve at once"
 
 
+def test_a_spare_never_shrinks_a_partition_that_it_is_not_in() -> None:
+    main = Partition(name="main", nodes=["n001", "n002", "n003"], default=True)
+    fast = Partition(name="fast", nodes=["n001", "n002"])
+    w = World(nodes=2, spares=1, partitions=[main, fast], node_timeout_s=10)
+    w.agents["n001"].cut()
+    w.advance(11)
+    keeps = w.submit(nodelist=["n003"])  # the stand-in is busy when n001 is back
+    assert w.states(keeps) == ["RUNNING"]
+
+    w.agents["n001"].register()
+    assert w.states(w.submit(nodes=2, partitions=["fast"])) == ["RUNNING"]
+
+    w.finish(keeps)
+    w.ask(wire.UpdateNode(names=["n001"], weight=1))
+    assert [n.spare for n in w.state.nodes.values()] == [False, False, True]
+
+
+def test_nodes_added_to_the_cluster_file_come_into_service() -> None:
+    w = World(nodes=1, spares=1)
+    w.settings = Settings()
+    added = Node(name="n003", cpus=16, mem_mib=65536, devices=w.state.nodes["n001"].devices)
+    nodes = [*w.state.nodes.values(), added]
+    w.partitions = [Partition(name="main", nodes=[n.name for n in nodes], default=True)]
+    w.state = State(w.settings, nodes, w.partitions, [], [], dict(w.state.meta))
+    w.agents["n003"] = FakeAgent(w, "n003")
+    w.event(events.Started(now_s=w.now))
+    for agent in w.agents.values():
+        agent.register()
+
+    assert [n.spare for n in w.state.nodes.values()] == [False, True, False]
+    assert w.states(w.submit(nodes=2)) == ["RUNNING"]
+
+
+def test_the_cluster_file_says_who_stands_by_the_row_who_serves() -> None:
+    row = Node(name="n1", cpus=4, spare=False, standby=False)
+    merged = merge_node(Node(name="n1", cpus=8, spare=True, standby=True), row)
+    assert (merged.cpus, merged.spare, merged.standby) == (8, False, True)
+
+
 # ---------------------------------------------------------------------- nodes
 
 
@@ -215,6 +255,24 @@ def test_a_launch_is_not_repeated_on_a_machine_that_rebooted() -> None:
     assert (w.job(job).state, w.job(job).restarts) == ("RUNNING", 1)
 
 
+def test_a_launch_that_was_lost_with_the_agent_before_it_had_processes_is_repeated() -> None:
+    w = World(nodes=1, node_timeout_s=100)
+    w.launch_blocked = True
+    job = w.submit(requeue=False)
+    agent = w.agents["n001"]
+    agent.cut()
+    agent.running[(job, "batch", 1)] = [0]  # handed to the fork server
+    agent.register()
+    agent.cut()
+    del agent.running[(job, "batch", 1)]
+    agent.agent_id += "b"
+    w.launch_blocked = False
+    agent.register()
+
+    assert agent.starts == [(job, "batch", 1)]
+    assert w.states(job) == ["RUNNING"]
+
+
 def test_a_lost_step_does_not_free_the_node_under_the_script() -> None:
     w = World(nodes=2, node_timeout_s=100, requeue_delay_s=0)
     job = w.submit(exclusive=True)
@@ -228,6 +286,22 @@ def test_a_lost_step_does_not_free_the_node_under_the_script() -> None:
 
     assert (job, "batch", 1) in agent.running
     assert w.state.pool.nodes["n001"].jobs == 1, "the script runs there"
+
+
+def test_a_loss_that_is_told_again_takes_no_other_job_with_it() -> None:
+    w = World(nodes=1)
+    lost = w.submit(requeue=False)
+    agent = w.agents["n001"]
+    agent.end((lost, "batch", 1), lost=True)
+    agent.lost[(lost, "batch", 1)] = [0]  # "Forget" did not arrive
+    other = w.submit(requeue=False)
+    agent.cut()
+    agent.agent_id += "b"
+
+    agent.register()
+
+    assert w.states(lost, other) == ["NODE_FAIL", "RUNNING"]
+    assert w.state.nodes["n001"].state == "UP"
 
 
 def test_a_node_that_lost_the_tasks_of_an_ending_job_is_usable_again() -> None:

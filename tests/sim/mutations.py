@@ -87,6 +87,8 @@ def launches_leave_before_the_commit(patch: Patch) -> None:
 
 
 # ---------------------------------------------------------------------- the agent
+
+
 @mutation
 def the_agent_does_not_wait_for_older_attempts(patch: Patch) -> None:
     patch.setattr(agent_steps, "of_job", lambda state, job_id, up_to=None: [])

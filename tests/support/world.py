@@ -167,6 +167,7 @@ class World:
                 mem_mib=mem_mib,
                 devices=[Device(index=i, cores=2) for i in range(devices)],
                 spare=i >= nodes,
+                standby=i >= nodes,
             )
             for i, n in enumerate(names)
         ]
