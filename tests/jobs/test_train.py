@@ -76,14 +76,7 @@ class Bench:
         return mpi.command(ranks, [program, "run", *self.options(out)])
 
     def run(self, ranks: int, out: Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(ranks, out),
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
+        return mpi.run_command(self.command(ranks, out), self.environment, timeout_s=100)
 
 
 @pytest.fixture(scope="module")

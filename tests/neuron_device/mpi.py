@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,14 +30,33 @@ def command(ranks: int, arguments: Sequence[str]) -> list[str]:
 def run(
     ranks: int, arguments: Sequence[str], timeout_s: float = 90, **extra: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run to the end; standard output and error are captured."""
-    return subprocess.run(
-        command(ranks, arguments),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        env=environment(**extra),
-        check=False,
+    """Run to the end with what the ranks wrote; see ``run_command``."""
+    return run_command(command(ranks, arguments), environment(**extra), timeout_s)
+
+
+def run_command(
+    mpiexec: Sequence[str], env: dict[str, str], timeout_s: float = 90
+) -> subprocess.CompletedProcess[str]:
+    """Run a ``command`` to the end.  Captured is what the ranks wrote, then what mpiexec wrote.
+
+    The ranks write to files of their own: what a rank writes last before it aborts may be lost on
+    its way through mpiexec.
+    """
+    program = mpiexec.index(sys.executable)
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / name for name in ("stdout", "stderr")]
+        shell = ["/bin/sh", "-c", 'out=$1 err=$2; shift 2; exec "$@" >>"$out" 2>>"$err"', "sh"]
+        done = subprocess.run(
+            [*mpiexec[:program], *shell, *map(str, files), *mpiexec[program:]],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            env=env,
+            check=False,
+        )
+        stdout, stderr = (file.read_text() if file.exists() else "" for file in files)
+    return subprocess.CompletedProcess(
+        done.args, done.returncode, stdout + done.stdout, stderr + done.stderr
     )
 
 

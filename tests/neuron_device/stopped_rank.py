@@ -25,6 +25,6 @@ if __name__ == "__main__":
         time.sleep(0.3)
     request.start()
     request.wait()
-    # One write: mpiexec runs the pieces of two ranks together otherwise.
+    # One write: the pieces of two ranks may mix otherwise.
     os.write(1, f"ok {buf[0]}\n".encode())
     request.free()

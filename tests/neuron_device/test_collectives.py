@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 def test_every_collective_gives_the_computed_answer(ranks: int) -> None:
     done = mpi.run(ranks, [str(HERE / "collective_ranks.py"), str(ranks)])
     assert done.returncode == 0, done.stderr
-    # mpiexec may run the lines of two ranks together.
+    # Two ranks may write the pieces of a line between each other's.
     assert sorted(re.findall(r"rank \d ok", done.stdout)) == [f"rank {r} ok" for r in range(ranks)]
 
 
